@@ -83,7 +83,7 @@ sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 
 # The hook programs, which cleave carries and which run on the host. The first is static, as the host's C library may be
 # any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
-HOOKS := pkg/cdi/hook/dist/$(GOARCH)
+HOOKS := pkg/driver/cdi/hook/dist/$(GOARCH)
 .PHONY: hook
 hook: $(CROSS_COMPILER)
 	$(GO_BUILD) -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
@@ -244,7 +244,7 @@ packing-pictures: build ## draw the pictures of docs/packing.md
 
 .PHONY: proto
 proto: ## write the Go code of the MPS supervisor's API
-	cd hack/tools/protogen && go run . $(CURDIR) pkg/mps/api/v1alpha1/supervisor.proto
+	cd hack/tools/protogen && go run . $(CURDIR) pkg/driver/mps/api/v1alpha1/supervisor.proto
 
 NODES ?= 1
 .PHONY: cluster-up

@@ -17,8 +17,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/claimstatus"
+	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
 )
 
 // A claim shows what its device is, in each tier, also after its status was lost while no plugin ran, and its container sees the same
@@ -108,7 +109,7 @@ func TestClaimStatus_SeveralGPUs(t *testing.T) {
 // checkKnown checks that the container of a pod with one device knows the device as its claim does.
 func (s *space) checkKnown(ctx context.Context, pod *corev1.Pod, status resourceapi.AllocatedDeviceStatus) {
 	s.Helper()
-	var data claimstatus.Device
+	var data v1alpha1.DeviceStatus
 	s.must(json.Unmarshal(status.Data.Raw, &data))
 	if diff := cmp.Diff([]string{"CLEAVE_GPU_UUID=" + data.UUID}, s.pods.environment(ctx, pod, "CLEAVE_GPU_UUID=")); diff != "" {
 		s.Errorf("environment of pod %s (-want +got):\n%s", pod.Name, diff)
@@ -122,7 +123,7 @@ func (s *space) checkKnown(ctx context.Context, pod *corev1.Pod, status resource
 		s.Fatalf("device metadata of pod %s: %s", pod.Name, out)
 	}
 	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
-	for name, a := range data.Attributes() {
+	for name, a := range claimstatus.Attributes(&data) {
 		want[resourceapi.QualifiedName(name)] = a
 	}
 	if diff := cmp.Diff(want, metadata.Requests[0].Devices[0].Attributes); diff != "" {
@@ -142,7 +143,7 @@ func (s *space) waitClaimStatus(ctx context.Context, claim, kind string) resourc
 		status = found.Status.Devices[0]
 		return len(status.Conditions) == 1 && status.Conditions[0].Status == metav1.ConditionTrue, status.String(), nil
 	})
-	var data claimstatus.Device
+	var data v1alpha1.DeviceStatus
 	s.must(json.Unmarshal(status.Data.Raw, &data))
 	if data.Type != kind || data.UUID == "" || data.PCIBusID == "" || data.ProductName == "" || data.Memory == nil || data.PCIeRoot == "" || data.NUMANode == nil {
 		s.Errorf("status of the claim for %s: %s", kind, status.Data.Raw)

@@ -14,7 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 // hostNodes is set while simulated device nodes lie in this machine's own /dev.
@@ -47,7 +47,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 		missing(s)
 		s.plugin.start(ctx)
 		s.events.wait(ctx, "", env.cluster.NodeName(), "DriverIncomplete", "/dev/nvidiactl is missing", "nvidia-modprobe -c 255")
-		s.published.waitTainted(ctx, publish.TaintIncomplete) // until then the slices of the plugin before are there, which have no taint
+		s.published.waitTainted(ctx, nodeslices.TaintIncomplete) // until then the slices of the plugin before are there, which have no taint
 		s.create(ctx, gpuPod("first", 1)...)
 		s.pods.unschedulable(ctx, "first")
 		s.hardware.modprobe(ctx, "-c", "255")

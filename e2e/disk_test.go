@@ -18,7 +18,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // A corrupt record is read from its copy; where that is corrupt, too, it is set aside and made again from the API server.

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/explain"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
 )
 
 // kubectlCleave runs the program as a plugin of the real kubectl.

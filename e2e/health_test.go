@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 func TestHealth_TaintAndRecovery(t *testing.T) {
@@ -82,7 +82,7 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 	for _, effect := range effects {
 		exactly := spec.Devices.Requests[0].Exactly
 		exactly.Tolerations = append(exactly.Tolerations, resourceapi.DeviceToleration{
-			Key: publish.TaintUnhealthy, Operator: resourceapi.DeviceTolerationOpExists, Effect: effect,
+			Key: nodeslices.TaintUnhealthy, Operator: resourceapi.DeviceTolerationOpExists, Effect: effect,
 		})
 	}
 	return spec

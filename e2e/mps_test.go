@@ -20,7 +20,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 // mpsPod is a pod whose program uses an MPS share, with more flags for the program.
@@ -146,7 +146,7 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 	s.eventually(ctx, "shares by MPS to be tainted", func(ctx context.Context) (bool, string, error) {
 		tainted := 0
 		for _, d := range s.published.devices(ctx, env.cluster.NodeName()) {
-			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintNoMPS }) {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == nodeslices.TaintNoMPS }) {
 				tainted++
 			}
 		}

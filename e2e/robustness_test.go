@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
-	processtable "github.com/cleave-dra/cleave/pkg/processes"
+	processtable "github.com/cleave-dra/cleave/pkg/driver/processes"
 	"github.com/google/go-cmp/cmp"
 )
 

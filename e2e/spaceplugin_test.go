@@ -21,7 +21,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/node"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // plugin is the plugin process of the cluster's node, its policies, metrics and claim records.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 // published is what nodes publish: their ResourceSlices and the devices in them.
@@ -41,7 +41,7 @@ func (s published) unhealthy(ctx context.Context) map[string]string {
 	found := map[string]string{}
 	for _, d := range s.devices(ctx, env.cluster.NodeName()) {
 		for _, t := range d.Taints {
-			if t.Key == publish.TaintUnhealthy {
+			if t.Key == nodeslices.TaintUnhealthy {
 				found[d.Name] += t.Value + ":" + string(t.Effect)
 			}
 		}
@@ -90,7 +90,7 @@ func (s published) taintAdded(ctx context.Context, device string) string {
 	s.Helper()
 	d := find(s.devices(ctx, env.cluster.NodeName()), device)
 	for _, t := range d.Taints {
-		if t.Key == publish.TaintUnhealthy && t.TimeAdded != nil {
+		if t.Key == nodeslices.TaintUnhealthy && t.TimeAdded != nil {
 			return t.TimeAdded.String()
 		}
 	}
@@ -103,7 +103,7 @@ func (s published) occupied(ctx context.Context) []string {
 	s.Helper()
 	var names []string
 	for _, d := range s.devices(ctx, env.cluster.NodeName()) {
-		if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintOccupied }) {
+		if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == nodeslices.TaintOccupied }) {
 			names = append(names, d.Name)
 		}
 	}
@@ -218,7 +218,7 @@ func offerOf(list []resourceapi.ResourceSlice) string {
 	for _, d := range devicesOf(list) {
 		word := *d.Attributes["type"].StringValue
 		for _, t := range d.Taints {
-			word += map[string]string{publish.TaintWithdrawn: "!", publish.TaintConflict: "#"}[t.Key]
+			word += map[string]string{nodeslices.TaintWithdrawn: "!", nodeslices.TaintConflict: "#"}[t.Key]
 		}
 		counts[word]++
 	}

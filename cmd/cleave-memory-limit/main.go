@@ -20,8 +20,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
 // maxState bounds the container's state that the runtime writes to standard input, in bytes.

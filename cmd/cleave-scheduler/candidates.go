@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 
-	"github.com/cleave-dra/cleave/pkg/scheduling"
+	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
 )
 
 // candidateResources is the name of kube-scheduler's plugin DynamicResources as it is here: where GPUPacking, whose PreFilter
@@ -29,13 +29,13 @@ const candidateResources = "CandidateDynamicResources"
 // candidatePlugin is DynamicResources but for its name and for what its PreFilter sees.
 type candidatePlugin struct {
 	*dynamicresources.DynamicResources
-	slices *scheduling.CandidateSlices
+	slices *gpupacking.CandidateSlices
 }
 
 // candidateHandle gives DynamicResources a view of devices that can be limited.
 type candidateHandle struct {
 	framework.Handle
-	slices *scheduling.CandidateSlices
+	slices *gpupacking.CandidateSlices
 }
 
 func (h candidateHandle) SharedDRAManager() framework.SharedDRAManager { return h.slices }
@@ -46,7 +46,7 @@ func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle fr
 	if err != nil {
 		return nil, fmt.Errorf("decode the arguments of %s: %w", candidateResources, err)
 	}
-	slices := &scheduling.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()}
+	slices := &gpupacking.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()}
 	inner, err := dynamicresources.New(ctx, args, candidateHandle{handle, slices},
 		feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
 	if err != nil {
@@ -62,7 +62,7 @@ func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle fr
 // dynamicResourcesArgs are arguments with kube-scheduler's defaults.
 func dynamicResourcesArgs(arguments runtime.Object) (*config.DynamicResourcesArgs, error) {
 	versioned := &configv1.DynamicResourcesArgs{}
-	if err := scheduling.DecodeArgs(arguments, versioned); err != nil {
+	if err := gpupacking.DecodeArgs(arguments, versioned); err != nil {
 		return nil, err
 	}
 	scheme.Scheme.Default(versioned)
@@ -86,7 +86,7 @@ func (p *candidatePlugin) PostFilter(ctx context.Context, state framework.CycleS
 // PreFilter is that of DynamicResources.
 func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	nodes []framework.NodeInfo) (result *framework.PreFilterResult, status *framework.Status) {
-	candidates := scheduling.Candidates(state)
+	candidates := gpupacking.Candidates(state)
 	if node := pod.Status.NominatedNodeName; candidates != nil && node != "" {
 		candidates.Insert(node) // it is tried first, whatever PreFilter says
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// cleave-scheduler is kube-scheduler with the plugin GPUPacking (pkg/scheduling), and with CandidateDynamicResources, which
+// cleave-scheduler is kube-scheduler with the plugin GPUPacking (pkg/scheduler/gpupacking), and with CandidateDynamicResources, which
 // takes the place of DynamicResources beside it. Both are off unless a profile of its configuration turns them on.
 //
 // It is a module of its own, because it is built of k8s.io/kubernetes, which cleave is free of.
@@ -15,12 +15,12 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"  // the metric of the version
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
-	"github.com/cleave-dra/cleave/pkg/scheduling"
+	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
 )
 
 func main() {
 	command := app.NewSchedulerCommand(
-		app.WithPlugin(scheduling.Name, scheduling.Factory()),
+		app.WithPlugin(gpupacking.Name, gpupacking.Factory()),
 		app.WithPlugin(candidateResources, newCandidatePlugin))
 	command.Use = "cleave-scheduler"
 	os.Exit(cli.Run(command))

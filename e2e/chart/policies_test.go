@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 const policyHead = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"

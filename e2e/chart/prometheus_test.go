@@ -27,9 +27,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
 // panelsHaveData scrapes the plugin and a stand-in for dcgm-exporter while pods of all tiers run: every panel of the dashboard for
@@ -115,7 +115,7 @@ func (f *fakeExporter) utilise(t *testing.T, ctx context.Context) map[string]flo
 	var series []string
 	for i := range list.Items {
 		claim := waitDevice(t, ctx, list.Items[i].Name)
-		var d claimstatus.Device
+		var d v1alpha1.DeviceStatus
 		must(t, json.Unmarshal(claim.Status.Devices[0].Data.Raw, &d))
 		labels := fmt.Sprintf(`gpu="0",UUID=%q,pci_bus_id="0000%s",device="nvidia0",modelName=%q,hostname="node"`,
 			d.UUID, strings.ToUpper(d.PCIBusID), d.ProductName)

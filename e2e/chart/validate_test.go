@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/e2e/resourcegen"
-	"github.com/cleave-dra/cleave/pkg/admission"
-	"github.com/cleave-dra/cleave/pkg/validation"
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
+	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
 
 var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "DeviceClass": "deviceclasses"}
@@ -32,7 +32,7 @@ func verdicts(t *testing.T, ctx context.Context, kind, namespace string, body []
 	return files[0].Problems, server
 }
 
-// validateAsServer compares the two for the objects that the tests of pkg/validation have.
+// validateAsServer compares the two for the objects that the tests of pkg/tools/validation have.
 func validateAsServer(t *testing.T, ctx context.Context) {
 	data := readFile(t, filepath.Join(source, "pkg", "validation", "testdata", "objects.yaml"))
 	for _, document := range strings.Split(string(data), "---\n")[1:] {

@@ -24,11 +24,11 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/browser"
-	"github.com/cleave-dra/cleave/pkg/dashboard"
-	"github.com/cleave-dra/cleave/pkg/fleet"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/dashboard"
+	"github.com/cleave-dra/cleave/pkg/tools/fleet"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 )
 
 const (
@@ -109,7 +109,7 @@ func (b *bed) addNodes(t testing.TB, model string, names ...string) {
 	inventory, err := models.Load(model)
 	must(t, err)
 	const placeholder = "node-placeholder"
-	objects := publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, placeholder)
+	objects := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, placeholder)
 	for i := range inventory.GPUs {
 		b.gpus[model] = append(b.gpus[model], inventory.GPUs[i].PCI.DeviceName())
 	}

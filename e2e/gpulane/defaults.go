@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
 // The daemon's defaults of the second half: what a client has that does not say what it wants.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // maxLine bounds a line of a probe's output, in bytes.

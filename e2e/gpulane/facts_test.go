@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // said is what nvml-probe prints of a board, shortened.

@@ -31,7 +31,7 @@ type Machine struct {
 	Stray bool `json:"stray,omitempty"`
 }
 
-// programDirs are where drivers put programs, as pkg/mps/supervisor looks for them.
+// programDirs are where drivers put programs, as pkg/driver/mps/supervisor looks for them.
 var programDirs = []string{
 	"/usr/local/nvidia/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 }

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // smiFields are what nvidia-smi is asked for; every driver with MIG knows them.

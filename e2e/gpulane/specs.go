@@ -17,9 +17,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	cleavecdi "github.com/cleave-dra/cleave/pkg/cdi"
-	"github.com/cleave-dra/cleave/pkg/cdi/hook"
-	"github.com/cleave-dra/cleave/pkg/nvml"
+	cleavecdi "github.com/cleave-dra/cleave/pkg/driver/cdi"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi/hook"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
 // injection is what containers get of the machine.

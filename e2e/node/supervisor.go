@@ -8,7 +8,7 @@ import (
 	"syscall"
 
 	"github.com/cleave-dra/cleave/e2e/process"
-	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
 // Supervisor is the MPS supervisor of a node.

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Peer -v -seeds 20.

@@ -16,8 +16,8 @@ import (
 
 	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // compatibleCluster is a node in NVIDIA-compatible mode with the DeviceClasses for it.

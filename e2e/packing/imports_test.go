@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/migrate"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/migrate"
 
 	gocmp "github.com/google/go-cmp/cmp"
 )
@@ -153,7 +153,7 @@ func TestImport_ExtendedResources(t *testing.T) {
 			}
 			text := tt.text
 			if file, ok := strings.CutPrefix(text, "@"); ok {
-				data := readFile(t, filepath.Join("../../pkg/migrate/testdata", file))
+				data := readFile(t, filepath.Join("../../pkg/tools/migrate/testdata", file))
 				text = string(data)
 			}
 			c := imported(t, tt.format, text, tt.policy, inventory, existing(tt.partitions))

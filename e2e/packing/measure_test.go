@@ -14,11 +14,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
-	"github.com/cleave-dra/cleave/pkg/packing"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/pools"
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // shapeClasses are DeviceClasses of a driver, one for each shape that it publishes, and one for all partitions.

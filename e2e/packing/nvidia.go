@@ -14,8 +14,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 // NVIDIA is what NVIDIA's own DRA driver publishes for a node, names and all, by how it is configured. Its source says what

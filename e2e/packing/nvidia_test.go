@@ -10,7 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
-	"github.com/cleave-dra/cleave/pkg/pools"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // nvidiaForms are ways in which NVIDIA's driver publishes.

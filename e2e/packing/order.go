@@ -11,9 +11,9 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 // nodeName is the node of all replays.
@@ -32,7 +32,7 @@ func Compatible(node *policy.Node) []*resourceapi.ResourceSlice {
 
 func publishedBy(node *policy.Node, driver string) []*resourceapi.ResourceSlice {
 	var published []*resourceapi.ResourceSlice
-	list := publish.Objects(node, driver, nodeName)
+	list := nodeslices.Objects(node, driver, nodeName)
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/simulation"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
 // The pictures of docs/packing.md are what make packing-pictures draws.

@@ -9,10 +9,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // Node is a node whose plugin may follow what is free.
@@ -59,7 +59,7 @@ func (n *Node) rank() {
 	if n.late {
 		known, n.before = n.before, known
 	}
-	view := publish.View{Free: known}
+	view := nodeslices.View{Free: known}
 	order := view.WholeGPUs(n.follows)
 	published := slices.Clone(n.Published())
 	for i, s := range published {

@@ -11,8 +11,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // Tally counts compute slices that were requested and rejected, and requests for several GPUs that were served, and from

@@ -15,9 +15,9 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -292,7 +292,7 @@ func TestShares_OpenGPUFirst(t *testing.T) {
 		want := "3 timeslice memory=20224Mi" // untouched again
 		if follows {
 			open := gpu.Shape{GPU: &node.GPUs[4], Share: gpu.TimeSlice}.Name()
-			order := (&publish.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).Shared(node)
+			order := (&nodeslices.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).Shared(node)
 			c.reorder(order)
 			want = "4 timeslice memory=20224Mi"
 		}

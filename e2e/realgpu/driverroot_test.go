@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cleave-dra/cleave/pkg/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
 )
 
 // TestDriverRoot_NvidiaSMI runs nvidia-smi as time slices need it, but only to list them, from where the plugin's pod sees

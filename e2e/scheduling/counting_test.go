@@ -13,7 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
 // What an API server counts is what it keeps of a slice that it is asked about; the slice is not stored.

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/repack"
+	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
 // addReplica creates a pod of a ReplicaSet and its claim, as controllers do, which are not here.

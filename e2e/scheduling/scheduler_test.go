@@ -21,8 +21,8 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 const namespace = metav1.NamespaceDefault
@@ -66,7 +66,7 @@ func slicesOf(b *bed, name string) *resourceapi.ResourceSliceList {
 	b.t.Helper()
 	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
 	must(b.t, err)
-	return publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{}), v1alpha1.Group, name)
+	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{}), v1alpha1.Group, name)
 }
 
 // addPods creates pods, each with a claim for a device of a class.

@@ -14,7 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 // Profile of the partitions that are created by hand: its name and ID.
@@ -126,7 +126,7 @@ func (f nodeFaults) waitOccupied(ctx context.Context, made handMade, want bool) 
 	ctx, cancel := context.WithTimeout(ctx, noticePatience)
 	defer cancel()
 	device := fmt.Sprintf("%s-mig-%d-%d", f.gpus[made.gpu], handProfileID, made.start)
-	what := fmt.Sprintf("device %s to have taint %s: %t", device, publish.TaintOccupied, want)
+	what := fmt.Sprintf("device %s to have taint %s: %t", device, nodeslices.TaintOccupied, want)
 	return workload.Until(ctx, what, func(ctx context.Context) (bool, string, error) {
 		pool, err := f.bed.pool(ctx)
 		if err != nil {
@@ -135,7 +135,7 @@ func (f nodeFaults) waitOccupied(ctx context.Context, made handMade, want bool) 
 		for _, s := range pool {
 			for _, d := range s.Spec.Devices {
 				if d.Name == device {
-					occupied := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintOccupied })
+					occupied := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == nodeslices.TaintOccupied })
 					return occupied == want, fmt.Sprint(d.Taints), nil
 				}
 			}

@@ -13,13 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
 const (
 	// recoverPatience bounds a recovery.
 	recoverPatience = 2 * time.Minute
-	taintUnhealthy  = publish.TaintUnhealthy
+	taintUnhealthy  = nodeslices.TaintUnhealthy
 )
 
 // recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims runs.
@@ -83,7 +83,7 @@ func (f *faults) waitDevices(ctx context.Context, want []string) error {
 // until it is cleared away, and is said so, is no fault.
 func (b *bed) devices(ctx context.Context) ([]string, error) {
 	pool, err := b.pool(ctx)
-	return namesOf(pool, publish.TaintOccupied), err
+	return namesOf(pool, nodeslices.TaintOccupied), err
 }
 
 // namesOf are the devices of slices, each with its taints but those of some keys, sorted.
@@ -128,7 +128,7 @@ func (f *faults) learn(ctx context.Context) error {
 		if err != nil {
 			return false, err.Error(), nil //nolint:nilerr // nothing may be published yet
 		}
-		got := namesOf(pool, publish.TaintOccupied)
+		got := namesOf(pool, nodeslices.TaintOccupied)
 		f.want, f.gpus = got, map[int]string{}
 		mps := 0
 		for _, s := range pool {

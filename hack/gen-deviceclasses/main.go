@@ -24,7 +24,7 @@ const entry = "- profile: %s\n  boards: [%s]\n"
 
 func main() {
 	output := flag.String("o", "deployments/helm/cleave/files/mig-profiles.yaml", "file to write")
-	names := flag.String("names", "pkg/migrate/profiles.txt", "file to write the names to")
+	names := flag.String("names", "pkg/tools/migrate/profiles.txt", "file to write the names to")
 	flag.Parse()
 	if err := run(*output, *names); err != nil {
 		fmt.Fprintln(os.Stderr, "gen-deviceclasses:", err)

@@ -13,12 +13,12 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 func main() {
-	output := flag.String("o", "pkg/inspect/models", "directory to write to")
+	output := flag.String("o", "pkg/tools/inspect/models", "directory to write to")
 	flag.Parse()
 	if err := run(context.Background(), *output); err != nil {
 		fmt.Fprintln(os.Stderr, "gen-nodemodels:", err)

@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 )
 
 // The inventories that cleave offers offline are the simulator's, and say the same once they are read.
@@ -25,7 +25,7 @@ func TestInventory_NodeModels(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := os.ReadFile(filepath.Join("../../pkg/inspect/models", model+".json"))
+			got, err := os.ReadFile(filepath.Join("../../pkg/tools/inspect/models", model+".json"))
 			if err != nil {
 				t.Fatal(err)
 			}

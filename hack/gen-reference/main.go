@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/driver/health"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 	"github.com/cleave-dra/cleave/pkg/cli"
-	"github.com/cleave-dra/cleave/pkg/health"
-	"github.com/cleave-dra/cleave/pkg/plugin"
-	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 func main() {
@@ -40,13 +40,13 @@ func generate(root string) ([]byte, error) {
 	b.WriteString("# Reference\n\nFor everyone who writes claims, policies, alerts or command lines. Written by `make reference` " +
 		"from the code.\n")
 	entries(&b, "Attributes of devices",
-		"Names without a domain are in the driver's: `device.attributes[\"gpu.cleave.dev\"].uuid`.", publish.Attributes())
-	entries(&b, "Capacities of devices", "", publish.Capacities())
+		"Names without a domain are in the driver's: `device.attributes[\"gpu.cleave.dev\"].uuid`.", nodeslices.Attributes())
+	entries(&b, "Capacities of devices", "", nodeslices.Capacities())
 	p, err := readPackages(root)
 	if err != nil {
 		return nil, err
 	}
-	p.constants(&b, "Taints of devices", "pkg/publish", "Taint")
+	p.constants(&b, "Taints of devices", "pkg/domain/nodeslices", "Taint")
 	p.constants(&b, "Labels of nodes", "api/v1alpha1", "Label")
 	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, alongside those of the Go runtime and the process.\n\n" +
 		"| metric | labels | what |\n| --- | --- | --- |\n")
@@ -68,7 +68,7 @@ func generate(root string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-func entries(b *bytes.Buffer, title, intro string, list []publish.Entry) {
+func entries(b *bytes.Buffer, title, intro string, list []nodeslices.Entry) {
 	fmt.Fprintf(b, "\n## %s\n\n", title)
 	if intro != "" {
 		fmt.Fprintf(b, "%s\n\n", intro)

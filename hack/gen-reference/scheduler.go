@@ -14,7 +14,7 @@ import (
 )
 
 // schedulingDir has the plugin of cleave-scheduler. It is read as text: linked, it would bring kube-scheduler's framework.
-const schedulingDir = "pkg/scheduling"
+const schedulingDir = "pkg/scheduler/gpupacking"
 
 // scheduler writes the arguments, metrics and Events of the plugin.
 func (p packages) scheduler(b *bytes.Buffer, root string) error {

@@ -22,7 +22,7 @@ type packages map[string]*doc.Package
 
 func readPackages(root string) (packages, error) {
 	all := packages{}
-	for _, dir := range []string{"api/v1alpha1", "pkg/publish", schedulingDir} {
+	for _, dir := range []string{"api/v1alpha1", "pkg/domain/nodeslices", schedulingDir} {
 		names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(names) == 0 {
 			return nil, errors.Join(fmt.Errorf("read the sources of %s: %d files", dir, len(names)), err)

@@ -72,7 +72,7 @@ func (r *release) component(ctx context.Context, arch, name string) (component, 
 	if c.glibc, err = glibcVersion(ctx, arch); err != nil {
 		return c, err
 	}
-	hooks, err := filepath.Glob(filepath.Join(r.source(), "pkg/cdi/hook/dist", arch, "*.gz"))
+	hooks, err := filepath.Glob(filepath.Join(r.source(), "pkg/driver/cdi/hook/dist", arch, "*.gz"))
 	if err != nil || len(hooks) == 0 {
 		return c, errors.Join(fmt.Errorf("find the hook programs for %s: none was built", arch), err)
 	}

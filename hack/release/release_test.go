@@ -158,7 +158,7 @@ func TestLicenseIn(t *testing.T) {
 // built are the programs that make build and make scheduler make. Modules of all of them have a license that is accepted.
 func built(t *testing.T) []program {
 	t.Helper()
-	hooks, err := filepath.Glob("../../pkg/cdi/hook/dist/*/*.gz")
+	hooks, err := filepath.Glob("../../pkg/driver/cdi/hook/dist/*/*.gz")
 	if err != nil {
 		t.Fatal(err)
 	}

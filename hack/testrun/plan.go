@@ -67,15 +67,17 @@ var core = map[string][]string{
 
 // concurrent are the packages whose product code or tests start goroutines: the race detector finds nothing in others.
 var concurrent = []string{
-	"./pkg/admission", "./pkg/claims", "./pkg/claimstatus", "./pkg/cluster", "./pkg/dashboard", "./pkg/driverroot", "./pkg/filewatch",
-	"./pkg/fleet",
-	"./pkg/health", "./pkg/mps/...", "./pkg/node", "./pkg/nvml/...", "./pkg/plugin", "./pkg/pools", "./pkg/publish", "./pkg/scheduling",
-	"./pkg/sim/...", "./pkg/smi", "./pkg/store",
+	"./pkg/domain/store",
+	"./pkg/driver/claims", "./pkg/driver/claimstatus", "./pkg/driver/cluster", "./pkg/driver/controller", "./pkg/driver/driverroot",
+	"./pkg/driver/filewatch", "./pkg/driver/health", "./pkg/driver/mps/...", "./pkg/driver/nvml/...", "./pkg/driver/plugin",
+	"./pkg/driver/publisher", "./pkg/driver/smi",
+	"./pkg/tools/admission", "./pkg/tools/dashboard", "./pkg/tools/fleet", "./pkg/tools/pools",
+	"./pkg/scheduler/gpupacking", "./pkg/sim/...",
 }
 
 // sequential are tests of those packages that start no goroutine, or load a library that the race detector does not see. They took 40 % of
 // its time.
-const sequential = "^Test(Crash_.*|Desired_(Invariants|UnpreparedStay)|SharedLibrary_Discovery|Sysfs.*|Limits_Attributes)$"
+const sequential = "^Test(Crash_.*|Desired_(Invariants|UnpreparedStay)|SharedLibrary_Discovery|Sysfs.*)$"
 
 // units are the packages of unit tests.
 var units = []string{"./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./e2e/cluster/...", "./e2e/cmd/...", "./e2e/conformance/...",
@@ -159,10 +161,10 @@ func rest(withoutCore bool) phase {
 			makes("lint", "lint"),
 			{name: "packing", packages: []string{"./e2e/packing/..."}, fresh: true, timeout: 60 * time.Minute},
 			// The race detector would make each start of a plugin slow.
-			{name: "kills", packages: []string{"./pkg/claims"}, run: "^Test(Preparer|Modes)_Killed", timeout: 30 * time.Minute},
+			{name: "kills", packages: []string{"./pkg/driver/claims"}, run: "^Test(Preparer|Modes)_Killed", timeout: 30 * time.Minute},
 			// They build programs of other packages, which the cache of test results does not see.
 			{
-				name: "programs", packages: []string{"./cmd/nvml-sim", "./e2e/history/broken", "./pkg/mps/supervisor"},
+				name: "programs", packages: []string{"./cmd/nvml-sim", "./e2e/history/broken", "./pkg/driver/mps/supervisor"},
 				fresh: true, timeout: 30 * time.Minute,
 			},
 			// As the scheduler itself is compiled.

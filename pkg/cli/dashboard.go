@@ -14,9 +14,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/dashboard"
-	"github.com/cleave-dra/cleave/pkg/fleet"
-	"github.com/cleave-dra/cleave/pkg/plugin"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/dashboard"
+	"github.com/cleave-dra/cleave/pkg/tools/fleet"
 )
 
 // dashboardFlags of `cleave dashboard`.

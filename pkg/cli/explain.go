@@ -20,10 +20,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	kube "github.com/cleave-dra/cleave/pkg/cluster"
-	"github.com/cleave-dra/cleave/pkg/explain"
-	"github.com/cleave-dra/cleave/pkg/plugin"
-	"github.com/cleave-dra/cleave/pkg/validation"
+	kube "github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
 
 // explainTimeout bounds the search on all nodes.

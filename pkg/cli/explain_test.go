@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/deployments/manifests"
-	"github.com/cleave-dra/cleave/pkg/explain"
-	"github.com/cleave-dra/cleave/pkg/validation"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
 
 // classes are the DeviceClasses of the manifests.

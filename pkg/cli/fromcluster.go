@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/cleave-dra/cleave/pkg/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // viewNode reads the view of a node from its cluster.

@@ -21,10 +21,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/inspect"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // slicesOf are the slices that a node of a model would publish.
@@ -39,7 +39,7 @@ func slicesOf(t *testing.T, model, driver, node string) []runtime.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := publish.Objects(policy.Apply(p, session.Node(), policy.Means{}), driver, node)
+	list := nodeslices.Objects(policy.Apply(p, session.Node(), policy.Means{}), driver, node)
 	var objects []runtime.Object
 	for i := range list.Items {
 		objects = append(objects, &list.Items[i])

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/migrate"
-	"github.com/cleave-dra/cleave/pkg/plugin"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/migrate"
 )
 
 // importFlags of `cleave import`.

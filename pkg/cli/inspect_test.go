@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/inspect"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // inspected is what `cleave inspect -o json` prints.

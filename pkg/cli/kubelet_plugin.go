@@ -17,8 +17,8 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/mps"
-	"github.com/cleave-dra/cleave/pkg/plugin"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 )
 
 // gcPercent trades CPU for memory: an idle node daemon produces little garbage.

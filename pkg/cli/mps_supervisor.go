@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cleave-dra/cleave/pkg/mps"
-	"github.com/cleave-dra/cleave/pkg/mps/supervisor"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/mps/supervisor"
 )
 
 // selfProgram is this program, even after its file was replaced.

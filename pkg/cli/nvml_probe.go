@@ -5,7 +5,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
 // newNVMLProbe is the command that probes a management library in a child process, because a process cannot unload one that

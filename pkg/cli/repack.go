@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/cleave-dra/cleave/pkg/repack"
+	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
 // advise prints which pods to restart.

@@ -22,8 +22,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/deployments/manifests"
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/repack"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
 const smallClass = "mig-1g.10gb.cleave.dev"

@@ -16,8 +16,8 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/simulation"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
 // simulateFlags of `cleave simulate`.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/simulation"
+	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
 // workloadFile is a file with a workload for one node of hgx-h100.

@@ -20,13 +20,13 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driverroot"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/plugin"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 )
 
 // slicesFlags of `cleave slices`.
@@ -82,7 +82,7 @@ func newSlices() *cobra.Command {
 					fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s offers no partitions: %s\n", node.GPUs[i].PCI.DeviceName(), why)
 				}
 			}
-			return printSlices(cmd.OutOrStdout(), publish.Objects(node, f.driverName, f.nodeName), f.output)
+			return printSlices(cmd.OutOrStdout(), nodeslices.Objects(node, f.driverName, f.nodeName), f.output)
 		},
 	}
 	flags := cmd.Flags()

@@ -10,7 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // printTable writes a line per device, in order of the scheduler's search.

@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cleave-dra/cleave/pkg/admission"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/plugin"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/validation"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
 
 // validateFlags of `cleave validate`.

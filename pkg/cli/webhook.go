@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cleave-dra/cleave/pkg/admission"
-	"github.com/cleave-dra/cleave/pkg/plugin"
+	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
 )
 
 func newWebhook() *cobra.Command {

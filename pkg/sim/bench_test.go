@@ -5,7 +5,7 @@ package sim
 import (
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // BenchmarkPartition creates and destroys a partition of a node on disk.

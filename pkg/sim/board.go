@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 //go:embed boards/*.json
@@ -173,7 +173,7 @@ func (b *Board) findProfile(match func(*Profile) bool) *Profile {
 	return nil
 }
 
-// Info is the profile in the words of pkg/gpu. Name and Placements are left empty, as NVML gives them elsewhere.
+// Info is the profile in the words of pkg/domain/gpu. Name and Placements are left empty, as NVML gives them elsewhere.
 func (p *Profile) Info() gpu.Profile {
 	return gpu.Profile{
 		ID:              p.ID,

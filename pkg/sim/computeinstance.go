@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // ComputeInstance is a handle to a compute instance (nvmlComputeInstance_t).

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 func TestDeviceNodes(t *testing.T) {

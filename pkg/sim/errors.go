@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // Return codes of NVML (nvmlReturn_t).
@@ -152,7 +152,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Is makes errors.Is find the sentinels of pkg/gpu.
+// Is makes errors.Is find the sentinels of pkg/domain/gpu.
 func (e *Error) Is(target error) bool {
 	r := lookupCode(e.Code)
 	return r != nil && r.sentinel != nil && r.sentinel == target

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // Device returns the GPU of an index, or nil. It is no NVML call: it finds what a handle stands for.

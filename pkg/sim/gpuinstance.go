@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // GPUInstance is a handle to a GPU instance (nvmlGpuInstance_t). It goes stale with the instance: a later instance of

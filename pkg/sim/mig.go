@@ -7,7 +7,7 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // The IDs of GPU instances of a GPU, and of compute instances in a GPU instance, are below these.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // migDevice makes the first GPU of a model and puts it in MIG mode, through a reset where it takes one.

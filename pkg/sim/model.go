@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 //go:embed models/*.json

@@ -14,7 +14,7 @@ import "C"
 import (
 	"unsafe"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/packing"
-	"github.com/cleave-dra/cleave/pkg/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // namespace of all that is placed.

@@ -11,9 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/allocator"
-	"github.com/cleave-dra/cleave/pkg/packing"
-	"github.com/cleave-dra/cleave/pkg/pools"
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // fewest is what no scheduler can do better than: the fewest GPUs that hold some pods of a kind, and the fewest untouched GPUs

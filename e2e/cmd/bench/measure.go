@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/store"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
 // bench is one run.

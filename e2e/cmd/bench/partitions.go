@@ -15,7 +15,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/e2e/packing"
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // smallest is the profile ID of the smallest partitions of an H100.

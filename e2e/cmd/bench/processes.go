@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/cleave-dra/cleave/pkg/processes"
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
 
 // moreProcesses is how many a node has in addition in the loaded case.

@@ -18,7 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/history"
 	"github.com/cleave-dra/cleave/e2e/history/broken/protocol"
 	"github.com/cleave-dra/cleave/e2e/history/watch"
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/e2e/history"
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 

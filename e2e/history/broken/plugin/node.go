@@ -14,14 +14,14 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/history/broken/protocol"
-	"github.com/cleave-dra/cleave/pkg/claims"
-	"github.com/cleave-dra/cleave/pkg/driversession"
-	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/driversession"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/store"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 const (

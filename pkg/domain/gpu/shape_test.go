@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+)
+
+func modelNode(t *testing.T, model string) *gpu.Node {
+	t.Helper()
+	session, err := simulated.Open(t.Context(), model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close() })
+	node := *session.Node()
+	return &node
+}
+
+func TestShape_NamesAreUniqueLabels(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		for _, mig := range []bool{false, true} {
+			node := modelNode(t, model)
+			for i := range node.GPUs {
+				node.GPUs[i].MIG.Enabled = mig
+			}
+			seen := map[string]bool{}
+			for i := range node.GPUs {
+				for _, s := range node.GPUs[i].Shapes() {
+					name := s.Name()
+					if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 || seen[name] {
+						t.Errorf("%s: name %q is there twice or no DNS label: %v", model, name, msgs)
+					}
+					seen[name] = true
+				}
+			}
+		}
+	}
+}
+
+func TestShape_NamesAreParsed(t *testing.T) {
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		for _, s := range append(partitionsOf(g), g.Whole(), gpu.Shape{GPU: g, Share: gpu.MPS}) {
+			id, start, ok := gpu.ParsePartitionName(s.Name())
+			if ok != s.IsPartition() || ok && (id != s.Profile.ID || start != s.Placement.Start) {
+				t.Errorf("%s: got profile %d at %d, a partition: %t", s.Name(), id, start, ok)
+			}
+		}
+	}
+	for _, name := range []string{"gpu-0-mig-1g10gb-19-6", "gpu-0000-1b-00-0-mig-19", "gpu-0000-1b-00-0-mig-19-6-1", "gpu-0000-1b-00-0-mig--1-6", "mig-19-6", ""} {
+		if _, _, ok := gpu.ParsePartitionName(name); ok {
+			t.Errorf("%q is taken for the name of a partition", name)
+		}
+	}
+}
+
+func TestShape_NameLength(t *testing.T) {
+	p := gpu.Profile{ID: 999, Name: "1g.10gb", Placements: []gpu.Placement{{Start: 99, Size: 1}}}
+	g := gpu.GPU{PCI: gpu.PCIAddress{Domain: 1<<32 - 1, Bus: 255, Device: 31, Function: 7}, MIG: gpu.MIG{Profiles: []gpu.Profile{p}, Slices: 100}}
+	for _, s := range g.Shapes() {
+		if msgs := validation.IsDNS1123Label(s.Name()); len(msgs) > 0 {
+			t.Errorf("name %q: %v", s.Name(), msgs)
+		}
+	}
+}
+
+func TestShapes_Profiles(t *testing.T) {
+	tests := map[string]bool{
+		"1g.10gb": true, "1g.10gb+me": true, "7g.80gb": true, "2g.48gb": true, "1g.24gb+gfx": false, "4g.96gb+gfx": false,
+		"1g.24gb+me.all": false, "2g.48gb+me.all": false, "1g.24gb-me": false, "2g.48gb-me": false, "": false, "+me": false,
+		"1g.10gb+": false, "1g.10gb+me+gfx": false,
+	}
+	for name, want := range tests {
+		p := gpu.Profile{Name: name}
+		if got := p.InCatalog(); got != want {
+			t.Errorf("profile %q: in the catalog: %t, want %t", name, got, want)
+		}
+	}
+}
+
+func TestShapes_EveryModel(t *testing.T) {
+	want := map[string]string{
+		"A30":          "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb",
+		"A100-40":      "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
+		"A100-80":      "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+		"H100-80":      "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+		"H100-94":      "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb",
+		"H200":         "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
+		"GH200":        "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb",
+		"B200":         "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
+		"B300":         "1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb",
+		"GB300":        "1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb",
+		"GB200":        "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb",
+		"RTX-PRO-6000": "1g.24gb 1g.24gb+me 2g.48gb 4g.96gb",
+	}
+	got := map[string]string{}
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		var list []string
+		for i := range g.MIG.Profiles {
+			if g.MIG.Profiles[i].InCatalog() {
+				list = append(list, g.MIG.Profiles[i].Name)
+			}
+		}
+		got[name] = strings.Join(list, " ")
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("profiles offered (-want +got):\n%s", diff)
+	}
+}
+
+func TestShapes_ModeNeedsReset(t *testing.T) {
+	for model, parts := range map[string]int{"dgx-a100": 25, "a30": 13} {
+		for _, enabled := range []bool{false, true} {
+			g := modelNode(t, model).GPUs[0]
+			g.MIG.Enabled = enabled
+			whole, partitions := 0, 0
+			for _, s := range g.Shapes() {
+				if s.IsPartition() {
+					partitions++
+				} else {
+					whole++
+				}
+			}
+			want := [2]int{1, 0}
+			if enabled {
+				want = [2]int{0, parts}
+			}
+			if got := [2]int{whole, partitions}; got != want {
+				t.Errorf("%s, MIG mode %t: got %v whole and partitions, want %v", model, enabled, got, want)
+			}
+		}
+	}
+}
+
+func TestShapes_PendingMode(t *testing.T) {
+	g := modelNode(t, "dgx-a100").GPUs[0]
+	g.MIG.Pending = true
+	if got := g.Shapes(); len(got) != 1 || got[0].IsPartition() {
+		t.Errorf("got %d shapes, want the whole GPU only", len(got))
+	}
+}
+
+func TestCounters_APILimits(t *testing.T) {
+	const maxCounters, maxDevices = 32, 64
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		if n := len(g.Counters()); n > maxCounters {
+			t.Errorf("%s: %d counters, want at most %d", name, n, maxCounters)
+		}
+		if n := len(g.Shapes()); n > maxDevices {
+			t.Errorf("%s: %d shapes, want at most %d for one slice", name, n, maxDevices)
+		}
+		seen := map[string]bool{}
+		for _, c := range g.Counters() {
+			if msgs := validation.IsDNS1123Label(c.Name); len(msgs) > 0 || seen[c.Name] || c.Value < 1 {
+				t.Errorf("%s: counter %q of value %d is there twice or no DNS label: %v", name, c.Name, c.Value, msgs)
+			}
+			seen[c.Name] = true
+		}
+	}
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packing
+
+import (
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// SharedFirst is shared GPUs, or shared partitions, in the order of OrderShapes, but those that claims share already stand
+// before untouched ones: the scheduler takes the first with room, so that none is opened while an open one has room. Which of
+// the open ones is first does not change, so that the order changes only when one gets its first share or loses its last.
+//
+// That holds within each slice, of maxRanked: one that changed places with another slice's would be in both, or in none, for a
+// moment.
+//
+// used reports of a shared GPU or partition whether a claim has a share of it; nil means that none has.
+func SharedFirst(shared []gpu.Shape, used func(gpu.Shape) bool) []gpu.Shape {
+	if used == nil {
+		return shared
+	}
+	var all []gpu.Shape
+	for published := range slices.Chunk(shared, maxRanked) {
+		var untouched []gpu.Shape
+		for _, s := range published {
+			if used(s) {
+				all = append(all, s)
+			} else {
+				untouched = append(untouched, s)
+			}
+		}
+		all = append(all, untouched...)
+	}
+	return all
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// Active is the active policy of a node: its GPUs are offered by it.
+type Active struct {
+	// Name by which the node's label selects it, or BuiltIn.
+	Name   string
+	Policy *v1alpha1.NodePolicy
+}
+
+// SelectActive selects the policy that is active from now on: the one that the label names, or was where that one cannot be
+// used. The error then says why. It is pure.
+//
+// set and loadErr are the answer of Load; both may be given, as an invalid file does not affect a node whose policy is in
+// another. was is nil where none was active, and then the answer is nil until there is one that can be used.
+func SelectActive(was *Active, set *Set, loadErr error, label string, check func(*v1alpha1.NodePolicy) error) (*Active, error) {
+	if set == nil {
+		return was, loadErr
+	}
+	name, p, err := set.Select(label)
+	if err != nil {
+		return was, err
+	}
+	if err := check(p); err != nil {
+		return was, fmt.Errorf("policy %q does not fit this node: %w", name, err)
+	}
+	return &Active{Name: name, Policy: p}, nil
+}
+
+// Equal reports whether two policies are the same; nil is none.
+func (a *Active) Equal(b *Active) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, errA := a.document()
+	y, errB := b.document()
+	return errors.Join(errA, errB) == nil && x.Name == y.Name && bytes.Equal(x.Policy, y.Policy)
+}
+
+// document gives equal policies equal bytes.
+func (a *Active) document() (*activeDocument, error) {
+	named := *a.Policy
+	named.APIVersion, named.Kind = v1alpha1.APIVersion, v1alpha1.NodePolicyKind
+	policy, err := json.Marshal(&named)
+	if err != nil {
+		return nil, fmt.Errorf("encode policy %q: %w", a.Name, err)
+	}
+	return &activeDocument{Format: activeFormat.Version, Name: a.Name, Policy: policy}, nil
+}
+
+// ActiveFile is the name of an ActiveStore's file in the plugin's directory.
+const ActiveFile = "policy.json"
+
+// activeDocument is the file's content.
+type activeDocument struct {
+	Format int             `json:"format"`
+	Name   string          `json:"name"`
+	Policy json.RawMessage `json:"policy"`
+}
+
+// activeFormat is durable: the active policy outlives a reboot. A policy file has 1 MiB at most.
+var activeFormat = &store.Format[activeDocument]{
+	Kind: "active policy", Limit: 4 << 20, Version: 1, Durable: true,
+	VersionOf: func(d *activeDocument) (version, readableFrom int) { return d.Format, 0 },
+}
+
+// ActiveStore stores the active policy, so that a restarted plugin continues with it while another one is invalid.
+type ActiveStore struct {
+	file *store.File[activeDocument]
+	// written is what the file holds, as far as it is known.
+	written *Active
+}
+
+// NewActiveStore stores it in a file, whose directory must exist.
+func NewActiveStore(disk store.FileSystem, path string) *ActiveStore {
+	return &ActiveStore{file: store.NewFile(disk, path, activeFormat)}
+}
+
+// Load returns the policy that was stored last, or nil with an error that says why there is none; fs.ErrNotExist where none
+// was ever stored.
+func (s *ActiveStore) Load() (*Active, error) {
+	d, err := s.file.Read()
+	if err != nil {
+		return nil, err
+	}
+	if d == nil {
+		return nil, fmt.Errorf("read the active policy %s: %w", s.file.Path(), fs.ErrNotExist)
+	}
+	p, err := v1alpha1.DecodeNodePolicy(d.Policy)
+	if err != nil {
+		return nil, fmt.Errorf("read the active policy %s: %w", s.file.Path(), err)
+	}
+	s.written = &Active{Name: d.Name, Policy: p}
+	return &Active{Name: d.Name, Policy: p}, nil
+}
+
+// Keep writes the active policy unless the file has it already.
+func (s *ActiveStore) Keep(p *Active) error {
+	if s.written != nil && s.written.Equal(p) {
+		return nil
+	}
+	d, err := p.document()
+	if err == nil {
+		err = s.file.Write(d)
+	}
+	if err != nil {
+		return err
+	}
+	s.written = p
+	return nil
+}

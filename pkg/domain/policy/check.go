@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// Check holds a policy against the boards of a node: profiles that a board has not, layouts that do not fit it,
+// partitions asked of a board that cannot be partitioned. A rule that no GPU of the node matches is no error. The error is
+// v1alpha1.Problems, each with the rule and field.
+func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
+	var problems v1alpha1.Problems
+	said := map[string]bool{}
+	for i := range node.GPUs {
+		at, rule := find(p, &node.GPUs[i])
+		for _, err := range check(rule, &node.GPUs[i]) {
+			if err = fmt.Errorf("rules[%d].%w", at, err); !said[err.Error()] { // boards of a kind have the same
+				said[err.Error()] = true
+				problems = append(problems, err)
+			}
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return problems
+}
+
+// check holds a rule against a board that it matches. The errors start with the field.
+func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
+	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
+		if len(g.MIG.Catalog()) == 0 {
+			return nil // it asks nothing of a board: one that has no partitions offers none
+		}
+		return checkShares(r, g)
+	}
+	if r.MIG.ChangesMode() && !slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG) {
+		return nil // a board without MIG mode is out of it, as the rule wants
+	}
+	if wants := wantsMIG(r, g); wants != nil && *wants && unlisted(g) {
+		return nil // it is checked once the mode has changed
+	}
+	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
+		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
+		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
+		switch {
+		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil || r.MIG.Share != nil):
+			return []error{fmt.Errorf("mig: %s: %s", why, remedy(g))}
+		case tier >= 0 && !g.MIG.Capable:
+			return []error{fmt.Errorf("tiers[%d]: %s: leave mig out, or match only GPUs that can be", tier, why)}
+		default:
+			return nil
+		}
+	}
+	var errs []error
+	for i, name := range omittedProfiles(r) {
+		if name != v1alpha1.MediaProfiles && profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("publish.omitProfiles[%d]: %s", i, lacks(g, name)))
+		}
+	}
+	if _, why := profiles(r, g); why == allOmitted {
+		errs = append(errs, errors.New(allOmitted))
+	}
+	errs = append(errs, checkShares(r, g)...)
+	if r.MIG == nil {
+		return errs
+	}
+	if r.MIG.DisableWhenIdle && g.MIG.NeedsReset {
+		errs = append(errs, fmt.Errorf("mig.disableWhenIdle: %s changes MIG mode only with a reset: match only GPUs that need none",
+			g.ProductName))
+	}
+	for i, name := range r.MIG.Profiles {
+		if profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("mig.profiles[%d]: %s", i, lacks(g, name)))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.MIG.Layout)) {
+		if profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("mig.layout[%s]: %s", name, lacks(g, name)))
+		}
+	}
+	if want, err := layout(r.MIG.Layout, g); err == nil {
+		if _, err := g.Fit(want, nil); err != nil {
+			errs = append(errs, fmt.Errorf("mig.layout: %w", err))
+		}
+	}
+	return errs
+}
+
+// remedy is what to do about a rule that wants partitions of a board that has none.
+func remedy(g *gpu.GPU) string {
+	if !unlisted(g) {
+		return "match only GPUs that can be"
+	}
+	return "use a newer driver, or " + gpu.SwitchMIG(g, "<GPU>", true)
+}

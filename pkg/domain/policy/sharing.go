@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// target is what is shared: a GPU, or a partition of it.
+type target struct {
+	gpu     *gpu.GPU
+	profile *gpu.Profile // of a partition; nil for the whole GPU
+}
+
+// String is "GPU" or "partition".
+func (t target) String() string {
+	if t.profile != nil {
+		return "partition"
+	}
+	return "GPU"
+}
+
+// memory in bytes; zero where the board does not report it.
+func (t target) memory() int64 {
+	switch {
+	case t.profile != nil:
+		return int64(min(t.profile.Memory, 1<<62))
+	case hasMemory(t.gpu):
+		return int64(*t.gpu.Memory)
+	default:
+		return 0
+	}
+}
+
+// leastCores is the least percentage of the multiprocessors that MPS can give.
+func (t target) leastCores() int64 {
+	if t.profile == nil {
+		return 1
+	}
+	return t.profile.LeastCores()
+}
+
+// timeSlice is how a GPU or partition is shared in time, or why it is not.
+func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, means Means) (*Sharing, string) {
+	if p == nil {
+		p = &v1alpha1.TimeSlicePolicy{}
+	}
+	s := &Sharing{
+		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: NotEnforced, Interval: string(p.Interval),
+	}
+	if means.Shares != nil {
+		return nil, means.Shares.Error()
+	}
+	var why string
+	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
+		return nil, why
+	}
+	// The driver limits containers on GPUs out of MIG mode only (NVIDIA MPS documentation, "Memory partitioning").
+	if s.Memory.Total > 0 && t.profile == nil && means.CgroupMemory != nil && means.CgroupMemory(t.gpu) {
+		s.Enforcement = EnforcedPerCgroup
+	}
+	return s, ""
+}
+
+// mps is how a GPU or partition is shared by an MPS server, or why it is not.
+func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, means Means) (*Sharing, string) {
+	if p == nil {
+		p = &v1alpha1.MPSPolicy{}
+	}
+	clients, why := mpsClients(node, t)
+	if err := cmp.Or(means.MPS, means.Shares); why == "" && err != nil {
+		why = err.Error()
+	}
+	if why != "" {
+		return nil, why
+	}
+	s := &Sharing{
+		Shares:       min(or(p.Shares, v1alpha1.DefaultMPSShares), clients),
+		SharedMemory: inBytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
+		Enforcement:  NotEnforced,
+		Priority:     string(p.Priority),
+	}
+	s.Cores = cores(p.Cores, s.Shares, t)
+	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
+		return nil, why
+	}
+	// A server of a partition has the same limits, but that it keeps its clients to them has not been seen on a real one.
+	if s.Memory.Total > 0 && t.profile == nil {
+		s.Enforcement = EnforcedPerProcess
+	}
+	return s, ""
+}
+
+// MPS limits the memory and multiprocessors of clients from Volta on; it takes 48 clients a device, and 60 from driver
+// release 590 on (NVIDIA MPS documentation, "Limitations").
+const (
+	voltaMajor        = 7
+	mpsClientsBefore  = 48
+	mpsClientsRelease = 590
+)
+
+// mpsClients is how many clients MPS takes on a GPU or partition, or why it cannot be used. On a partition they are fewer in
+// proportion to its compute slices (NVIDIA MIG user guide, "CUDA Concurrency Mechanisms").
+func mpsClients(node *gpu.Node, t target) (clients int64, why string) {
+	g := t.gpu
+	if g.ComputeCapability == nil || g.ComputeCapability.Major < voltaMajor {
+		return 0, "MPS limits its clients from compute capability 7.0 (Volta) on, and the GPU is older or does not say"
+	}
+	clients = mpsClientsBefore
+	major, _, _ := strings.Cut(node.DriverVersion, ".")
+	if n, err := strconv.Atoi(major); err == nil && n >= mpsClientsRelease {
+		clients = v1alpha1.MaxMPSShares
+	}
+	if t.profile == nil {
+		return clients, ""
+	}
+	most := 1
+	for i := range g.MIG.Profiles {
+		most = max(most, g.MIG.Profiles[i].ComputeSlices)
+	}
+	return max(1, clients*int64(t.profile.ComputeSlices)/int64(most)), ""
+}
+
+// hasMemory reports whether the board says how much memory it has.
+func hasMemory(g *gpu.GPU) bool {
+	const notAvailable = 1 << 62 // all ones is NVML's "not available"
+	return g.Memory != nil && *g.Memory <= notAvailable
+}
+
+// memory cuts the memory of a GPU or partition, or says why that cannot be done as the policy wants: shares whose memory
+// nobody counts would be worse than none. It is empty where the board does not report its memory.
+func memory(c *v1alpha1.MemoryCut, t target, shares int64) (Cut, string) {
+	total := t.memory()
+	if total == 0 {
+		return Cut{}, ""
+	}
+	if c == nil {
+		c = &v1alpha1.MemoryCut{}
+	}
+	cut := NewCut(total, shares, inBytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), inBytes(c.Step, v1alpha1.DefaultMemoryStep))
+	if cut.Total == 0 {
+		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the %s has", total>>20, t)
+	}
+	if cut.Default = inBytes(c.Default, cut.Default); cut.Default > total {
+		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the %s has", c.Default, total>>20, t)
+	}
+	return cut, ""
+}
+
+// cores cuts the multiprocessors. A percentage of a partition may be less than one multiprocessor, so without a minimum of
+// the policy's it is the least step that is one.
+func cores(c *v1alpha1.CoreCut, shares int64, t target) Cut {
+	if c == nil {
+		c = &v1alpha1.CoreCut{}
+	}
+	minimum, step := or(c.Minimum, v1alpha1.DefaultCoreMinimum), or(c.Step, v1alpha1.DefaultCoreStep)
+	if least := t.leastCores(); c.Minimum == nil && minimum < least {
+		if minimum += (least - minimum + step - 1) / step * step; minimum > allCores {
+			minimum = least
+		}
+	}
+	cut := NewCut(allCores, shares, minimum, step)
+	cut.Default = or(c.Default, cut.Default)
+	return cut
+}
+
+// allCores is all multiprocessors, in percent.
+const allCores = 100
+
+func or(value *int32, otherwise int64) int64 {
+	if value == nil {
+		return otherwise
+	}
+	return int64(*value)
+}
+
+func inBytes(q *resource.Quantity, otherwise int64) int64 {
+	if q == nil {
+		return otherwise
+	}
+	return q.Value()
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// uncounted is what a GPU offers in a cluster that drops counters, of the tiers of its rule: the first one of which all devices
+// can be allocated at once, along with what is allocated of the GPU. Without counters the scheduler would allocate each of them,
+// whatever else of the GPU is allocated. Where no tier is so, nothing is offered but what is allocated, which must not be
+// allocated a second time either: it is withdrawn.
+func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers []v1alpha1.Tier) Offer {
+	why, all := means.Counters.Error(), g.Counters()
+	for _, tier := range v1alpha1.Tiers() {
+		if !slices.Contains(tiers, tier) {
+			continue
+		}
+		means := means
+		if tier == v1alpha1.TierMIG && means.Shares == nil {
+			means.Shares = means.Counters // a partition and its shares exclude each other
+		}
+		offer := offerTiers(r, node, g, means, []v1alpha1.Tier{tier})
+		if shapes := offer.Shapes(g); len(shapes) > 0 && gpu.Coexist(shapes, all) {
+			return offer.saysUncounted(tiers, tier, why)
+		}
+	}
+	offer := offerTiers(r, node, g, means, nil)
+	return offer.saysUncounted(tiers, "", why)
+}
+
+// saysUncounted adds why tiers other than the one that is offered are not.
+func (o Offer) saysUncounted(tiers []v1alpha1.Tier, offered v1alpha1.Tier, why string) Offer {
+	say := func(tier v1alpha1.Tier, note *string) {
+		if tier != offered && slices.Contains(tiers, tier) && *note == "" {
+			*note = why
+		}
+	}
+	say(v1alpha1.TierMIG, &o.NoPartitions)
+	say(v1alpha1.TierTimeSlice, &o.NoTimeSlice)
+	say(v1alpha1.TierMPS, &o.NoMPS)
+	o.Uncounted = true
+	return o
+}

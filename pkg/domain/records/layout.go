@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package records
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// LayoutFormat is the version of layout files that this release writes; see Format.
+const LayoutFormat = 1
+
+// Layout is how Cleave has partitioned a GPU ahead of claims, or was about to: Cleave created what is at one of its places,
+// and nothing else.
+type Layout struct {
+	// Format of the file, see the constant.
+	Format int `json:"format"`
+	// ReadableFrom is the earliest format whose releases can read the file; 0 for Format itself.
+	ReadableFrom int `json:"readableFrom,omitempty"`
+	// BootID of the boot in which the partitions were created; they do not outlive it.
+	BootID string `json:"bootID"`
+	// Session of the driver in which they were created; empty in layouts of releases that noted none.
+	Session string `json:"driverSession,omitempty"`
+	// GPU is the name of its whole-GPU device, UUID that of the GPU.
+	GPU  string `json:"gpu"`
+	UUID string `json:"uuid"`
+	// Places in order of start.
+	Places []gpu.Place `json:"places"`
+	// Offered are the places that the layout has by the policy, in order of start: those that exist, those that claims have, and those
+	// that are yet to be created. A layout stays in them, also over boots, as claims may have been allocated them.
+	Offered []gpu.Place `json:"offered,omitempty"`
+	// Unknown are the fields of a later release; nil if there are none.
+	Unknown any `json:"-"`
+}
+
+// Has reports whether Cleave created the partition at a place; nothing is where there is no layout.
+func (l *Layout) Has(at gpu.Place) bool {
+	return l != nil && slices.Contains(l.Places, at)
+}
+
+// LayoutStore is the directory of the layouts of one driver on one node, by the name of the GPU's device.
+type LayoutStore = store.Directory[string, Layout]
+
+// layoutFormat is how layouts are stored.
+var layoutFormat = &store.Format[Layout]{
+	Kind: "layout", Limit: MaxSize, Version: LayoutFormat, Copied: true, Durable: true,
+	VersionOf: func(l *Layout) (version, readableFrom int) { return l.Format, l.ReadableFrom },
+	Unknown:   func(l *Layout) *any { return &l.Unknown },
+	Check:     (*Layout).check,
+	Name:      func(l *Layout) string { return l.GPU },
+	Names:     isDevice,
+}
+
+// OpenLayouts creates the directory if need be.
+func OpenLayouts(disk store.FileSystem, dir string) (*LayoutStore, error) {
+	return store.Open[string](disk, dir, layoutFormat)
+}
+
+// ListLayouts reads all layouts of a directory and creates nothing.
+func ListLayouts(disk store.FileSystem, dir string) (all []*Layout, corrupt []error, err error) {
+	return store.At[string](disk, dir, layoutFormat).List()
+}
+
+// devicePattern is that of the devices of whole GPUs.
+var devicePattern = regexp.MustCompile(`^gpu-[0-9a-f]+(-[0-9a-f]+)*$`)
+
+func isDevice(name string) bool { return devicePattern.MatchString(name) && len(name) <= 63 }
+
+// DecodeLayout reads a layout as Decode reads a record.
+func DecodeLayout(data []byte) (*Layout, error) { return layoutFormat.Decode(data) }
+
+func (l *Layout) check() error {
+	if !devicePattern.MatchString(l.GPU) || l.UUID == "" {
+		return fmt.Errorf("gpu %q and uuid %q do not identify a GPU", l.GPU, l.UUID)
+	}
+	return nil
+}

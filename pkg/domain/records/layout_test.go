@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package records
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+func layout() *Layout {
+	return &Layout{
+		Format: 1, BootID: "boot", GPU: "gpu-0000-1b-00-0", UUID: "GPU-a",
+		Places: []gpu.Place{{ProfileID: 9, Placement: gpu.Placement{Start: 0, Size: 4}}, {ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}},
+	}
+}
+
+func openLayouts(t *testing.T, disk store.FileSystem) *LayoutStore {
+	t.Helper()
+	s, err := OpenLayouts(disk, filepath.Join(t.TempDir(), "layouts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestLayoutStore_WriteReadRemove(t *testing.T) {
+	s := openLayouts(t, store.NewDisk())
+	if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || err != nil {
+		t.Errorf("got %v, %v of a GPU without a layout, want nothing", got, err)
+	}
+	if err := s.Write(layout()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Read("gpu-0000-1b-00-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(layout(), got); diff != "" {
+		t.Errorf("layout (-want +got):\n%s", diff)
+	}
+	if names, err := s.Names(); err != nil || !cmp.Equal([]string{"gpu-0000-1b-00-0"}, names) {
+		t.Errorf("got %v, %v, want the GPU", names, err)
+	}
+	for range 2 {
+		if err := s.Remove("gpu-0000-1b-00-0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names, err := s.Names(); err != nil || len(names) != 0 {
+		t.Errorf("got %v, %v, want none", names, err)
+	}
+}
+
+func TestLayoutHas(t *testing.T) {
+	l := layout()
+	if !l.Has(l.Places[1]) || l.Has(gpu.Place{ProfileID: 20, Placement: l.Places[1].Placement}) || (*Layout)(nil).Has(l.Places[1]) {
+		t.Error("a layout has its own places and no others, and no layout has none")
+	}
+}
+
+func TestLayoutStoreRead_Corrupt(t *testing.T) {
+	for name, data := range map[string]string{
+		"empty": "", "truncated": `{"format":1,"gpu":"gpu-00`, "of no format": `{"gpu":"gpu-0000-1b-00-0","uuid":"u"}`,
+		"later": `{"format":2,"gpu":"gpu-0000-1b-00-0","uuid":"u"}`, "another GPU": `{"format":1,"gpu":"gpu-0000-1c-00-0","uuid":"u"}`,
+		"no UUID": `{"format":1,"gpu":"gpu-0000-1b-00-0"}`, "long": strings.Repeat(" ", MaxSize+1),
+	} {
+		s := openLayouts(t, store.NewDisk())
+		if err := os.WriteFile(filepath.Join(s.Dir(), "gpu-0000-1b-00-0.json"), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		corrupt := (*store.CorruptError)(nil)
+		if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || !errors.As(err, &corrupt) || corrupt.Name != "gpu-0000-1b-00-0" {
+			t.Errorf("%s: got %v, %v, want a CorruptError", name, got, err)
+		}
+		aside, err := s.SetAside("gpu-0000-1b-00-0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(aside); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if names, err := s.Names(); err != nil || len(names) != 0 {
+			t.Errorf("%s: got %v, %v, want none", name, names, err)
+		}
+	}
+}
+
+func FuzzDecodeLayout(f *testing.F) {
+	f.Add([]byte(`{"format":1,"bootID":"b","gpu":"gpu-0000-1b-00-0","uuid":"u","places":[{"profileID":19,"placement":{"start":6,"size":1}}]}`))
+	f.Add([]byte(`{"format":2,"readableFrom":1,"gpu":"gpu-0000-1b-00-0","uuid":"u","places":null,"x":{"y":[1,{}]}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, err := DecodeLayout(data)
+		if err != nil {
+			return
+		}
+		again, err := layoutFormat.Encode(l)
+		if err != nil {
+			t.Fatalf("encode what was decoded: %v", err)
+		}
+		if got, err := DecodeLayout(again); err != nil || !cmp.Equal(l, got) {
+			t.Errorf("got %v, %v, want what was encoded: %s", got, err, cmp.Diff(l, got))
+		}
+	})
+}
+
+func TestLayoutStore_NamesThatAreNoDevices(t *testing.T) {
+	s := openLayouts(t, store.NewDisk())
+	for _, device := range []string{"", "../x", "gpu-", "gpu-0000/..", "gpu-" + strings.Repeat("0", 64)} {
+		if _, err := s.Read(device); err == nil {
+			t.Errorf("%q passed for a device", device)
+		}
+		if s.Write(&Layout{GPU: device}) == nil || s.Remove(device) == nil {
+			t.Errorf("%q passed for a device", device)
+		}
+	}
+}

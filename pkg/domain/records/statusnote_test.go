@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package records
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// The golden file is what the first release that wrote status notes writes. Every later release must read it.
+func TestStatusNote_Format1(t *testing.T) {
+	golden := filepath.Join("testdata", "status-note-format1.json")
+	notes, err := OpenStatusNotes(store.NewDisk(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := &StatusNote{Format: StatusFormat, Claim: Claim{Namespace: "team", Name: "trainer-gpu-x7k2p", UID: uidA}}
+	if err := notes.Write(note); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(notes.Dir(), string(uidA)+".json")
+	written, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(golden, written, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(written)); diff != "" {
+		t.Errorf("file (-want +got):\n%s", diff)
+	}
+	if err := os.WriteFile(path, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := notes.Read(uidA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(note, got); diff != "" {
+		t.Errorf("note (-want +got):\n%s", diff)
+	}
+}

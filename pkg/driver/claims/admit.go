@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// admit is the second step: the claim gets its devices unless something is in the way. It returns them if the claim has them
+// already. What the claim had by an earlier allocation, or by a preparation that was cut short, is undone; the GPUs are left as
+// the devices need them, but for partitions and shares.
+func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
+	if err := usable(a.backend, a.devices); err != nil { // again: to wait for the lock may have taken as long as a change
+		return nil, err
+	}
+	if err := a.checkFree(); err != nil {
+		return nil, err
+	}
+	if err := admitShares(a.devices, a.view); err != nil {
+		return nil, err
+	}
+	if err := a.verify(ctx); err != nil {
+		return nil, err
+	}
+	if a.view.have != nil {
+		if have, err := a.again(ctx, a.view.have); have != nil || err != nil {
+			return have, err
+		}
+	} else if err := a.checkCorrupt(ctx); err != nil {
+		return nil, err
+	}
+	if !a.adopt { // else its pods may run, whatever the mode
+		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices, true); err != nil {
+			return nil, err
+		}
+	}
+	// Modes before the look at places: to change one may take long, and between that look and the record that claims a place,
+	// as little time as possible should pass.
+	a.patience = time.Now().Add(inUsePatience)
+	patience, cancel := context.WithDeadline(ctx, a.patience)
+	defer cancel()
+	if err := setModes(patience, a.backend, a.devices); err != nil {
+		return nil, err
+	}
+	if !a.adopt {
+		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices, false); err != nil {
+			return nil, err
+		}
+	}
+	return nil, a.place(ctx)
+}
+
+// checkFree fails if another claim, or an unclaimed partition, is where this claim's devices are to be.
+func (a *preparation) checkFree() error {
+	for i := range a.devices {
+		d := &a.devices[i]
+		if d.admin {
+			continue
+		}
+		want, g := d.extent(), d.shape.GPU
+		if others := a.view.others[want.gpu].unfinished(want); len(others) > 0 && !a.adopt {
+			return blockedBy(others, fmt.Errorf("request %q: partition %s of GPU %s is being created or destroyed for claim %s: it can be shared "+
+				"once that is finished",
+				d.request, d.name, g.UUID, others[0].Claim))
+		}
+		if others := a.view.others[want.gpu].taking(want); len(others) > 0 {
+			return blockedBy(others, fmt.Errorf("request %q: device %s of GPU %s is allocated to claim %s: it is exclusive, "+
+				"and free once that claim's pods have ended and it is unprepared",
+				d.request, d.name, g.UUID, others[0].Claim))
+		}
+		if other := conflictWith(a.view.conflicts[want.gpu], want); other != nil {
+			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: "+
+				"it is free once that claim's pods have ended",
+				d.request, d.name, g.UUID, other), ErrAllocated}
+		}
+		// The offer as it is now: to wait for the lock may have taken longer than a change of policies.
+		offer := a.hardware.Node().Offer(g)
+		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want); lies.blocks() && !a.adopt &&
+			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
+			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
+				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition)), ErrAllocated}
+		}
+	}
+	return nil
+}
+
+// hasPartition reports whether a claim's record has the partition at a place: it keeps it when the policy no longer has it.
+func hasPartition(r *records.Record, gpuDevice string, at gpu.Place) bool {
+	return r != nil && slices.ContainsFunc(r.Partitions(),
+		func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
+}
+
+// verify makes sure that the GPUs are there and that a container runtime can inject them.
+func (a *preparation) verify(ctx context.Context) error {
+	seen := map[*gpu.GPU]bool{}
+	var ids []string
+	for i := range a.devices {
+		d := &a.devices[i]
+		if seen[d.shape.GPU] {
+			continue
+		}
+		seen[d.shape.GPU] = true
+		if err := a.hardware.VerifyGPU(ctx, d.shape.GPU); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		ids = append(ids, a.cdi.DeviceID(d.gpu))
+	}
+	return a.cdi.Ensure(ctx, ids)
+}
+
+// again returns the devices of a claim that is prepared already, and undoes what it has otherwise.
+func (a *preparation) again(ctx context.Context, have *records.Record) ([]records.Device, error) {
+	if sameDevices(have, a.toRecord()) {
+		if err := a.Ledger.sessions.check(ctx, a.backend, have); err != nil {
+			return nil, err
+		}
+		whole, err := a.intact(ctx, a.backend, have)
+		if err != nil {
+			return nil, err
+		}
+		if whole {
+			klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", have.Claim)
+			if err := note(a.Ledger, have, a.claim); err != nil { // a kubelet that was restarted asks for any of the claim's pods
+				return nil, err
+			}
+			return have.Devices, nil
+		}
+	}
+	if err := a.checkLeft(ctx, have); err != nil {
+		return nil, err
+	}
+	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
+		return nil, err
+	}
+	a.Ledger.index.undone(have)
+	return nil, nil
+}
+
+// checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: nothing but the driver knows.
+func (a *preparation) checkCorrupt(ctx context.Context) error {
+	var corrupt []types.UID
+	for _, name := range gpuNames(a.devices) {
+		corrupt = append(corrupt, a.Ledger.names.corruptOn(name)...)
+	}
+	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
+		return nil
+	}
+	if err := a.users().checkIdle(ctx, a.toRecord(), false); err != nil {
+		return fmt.Errorf("the records of claims %v are corrupt: %w", corrupt, err)
+	}
+	return nil
+}
+
+// place finds out what lies where the claim's partitions are to be, and with it whether anything is to be created. A claim
+// that takes over all that it has creates nothing, so nothing may be undone: its pods run in it.
+func (a *preparation) place(ctx context.Context) error {
+	lost := types.UID("")
+	if a.adopt {
+		lost = a.claim.UID
+	}
+	for i := range a.devices {
+		d := &a.devices[i]
+		if err := a.Partitions.place(ctx, a.backend, d, a.view.others[d.gpu], lost); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		if !a.adopt {
+			a.creates = a.creates || d.shape.IsPartition() || d.share != nil
+		} else {
+			a.creates = a.creates || d.shape.IsPartition() && !d.admin && d.partition == nil
+		}
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// allocations are what claims have been allocated of this node under one driver name, prepared or not, as far as it is known; see
+// Follower.
+type allocations struct {
+	*index
+	// records are those of the driver name.
+	records *index
+	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
+	followed bool
+	// unpublished is set where the node publishes nothing by the driver name.
+	unpublished bool
+	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
+	// not allocated any more.
+	outlasts func(r *records.Record) bool
+}
+
+// allocation is what a claim was allocated of a node under a driver's name, as a record of it would say; nil if nothing. It
+// is pure. What it cannot place, because the node is not known or has no such device, counts as the whole of its GPU.
+func allocation(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) *records.Record {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	r := &records.Record{
+		Format: records.Format,
+		Claim:  records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != id.Driver || result.Pool != id.Pool {
+			continue
+		}
+		d := deviceNamed(result.Device, node)
+		d.Request, d.Pool, d.AdminAccess = result.Request, result.Pool, result.AdminAccess != nil && *result.AdminAccess
+		if d.Share != nil && result.ShareID != nil {
+			d.Share.ID = string(*result.ShareID)
+		}
+		r.Devices = append(r.Devices, d)
+	}
+	if len(r.Devices) == 0 {
+		return nil
+	}
+	return r
+}
+
+// gpuOfDevice takes the name of the whole GPU's device out of that of any of its devices (gpu.Shape.Name).
+var gpuOfDevice = regexp.MustCompile(`^(gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7])(?:-(.+))?$`)
+
+// deviceNamed is what a device's name says of it.
+func deviceNamed(name string, node *gpu.Node) records.Device {
+	d := records.Device{Device: name, GPU: name}
+	match := gpuOfDevice.FindStringSubmatch(name)
+	if match == nil {
+		return d
+	}
+	d.GPU = match[1]
+	of := match[2]
+	for _, kind := range gpu.Shares() {
+		if rest, ok := strings.CutSuffix("-"+of, "-"+string(kind)); ok {
+			of, d.Share = strings.TrimPrefix(rest, "-"), &records.Share{Kind: kind}
+			break
+		}
+	}
+	if of == "" {
+		return d
+	}
+	var g *gpu.GPU
+	if node != nil {
+		g = node.Find(d.GPU)
+	}
+	if place, ok := strings.CutPrefix(of, "mig-"); ok && g != nil {
+		d.Partition = partitionNamed(g, place)
+	}
+	if d.Partition == nil {
+		d.Share = nil // it counts as the whole GPU
+	}
+	return d
+}
+
+// partitionNamed is the partition that "<profile ID>-<start>" names on a GPU; nil if there is none.
+func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
+	id, start, ok := strings.Cut(place, "-")
+	profileID, err1 := strconv.Atoi(id)
+	at, err2 := strconv.Atoi(start)
+	if !ok || err1 != nil || err2 != nil {
+		return nil
+	}
+	for i := range g.MIG.Profiles {
+		p := &g.MIG.Profiles[i]
+		for _, placement := range p.Placements {
+			if p.ID == profileID && placement.Start == at {
+				return &gpu.Partition{ProfileID: p.ID, Placement: placement}
+			}
+		}
+	}
+	return nil
+}
+
+// allocationOf is what allocation returns of a claim with a record.
+func allocationOf(r *records.Record) *records.Record {
+	of := &records.Record{Format: records.Format, Claim: r.Claim}
+	for _, d := range r.Devices {
+		device := records.Device{Request: d.Request, Pool: d.Pool, Device: d.Device, AdminAccess: d.AdminAccess, GPU: d.GPU}
+		if d.Partition != nil {
+			device.Partition = &gpu.Partition{ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+		}
+		if d.IsShared() {
+			device.Share = &records.Share{Kind: d.Share.Kind, ID: d.Share.ID}
+		}
+		of.Devices = append(of.Devices, device)
+	}
+	return of
+}
+
+// placed is an allocation with its devices as the node has them now.
+func placed(r *records.Record, node *gpu.Node) *records.Record {
+	if node == nil {
+		return r
+	}
+	now := allocationOf(r)
+	for i := range now.Devices {
+		d := &now.Devices[i]
+		named := deviceNamed(d.Device, node)
+		if named.Share != nil && r.Devices[i].Share != nil {
+			named.Share.ID = r.Devices[i].Share.ID
+		}
+		d.Partition, d.Share = named.Partition, named.Share
+	}
+	return now
+}
+
+// sameAllocation reports whether two allocations are the same.
+func sameAllocation(a, b *records.Record) bool {
+	return sameDevices(a, b) && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+		return (x.Partition == nil) == (y.Partition == nil)
+	})
+}
+
+// without are those of some claims that have no record.
+func (a *allocations) without(all []*records.Record) []*records.Record {
+	return slices.DeleteFunc(all, func(r *records.Record) bool { return a.records.get(r.Claim.UID) != nil })
+}
+
+// unrecordedOn are the claims that were allocated something of a GPU and have no record.
+func (a *allocations) unrecordedOn(gpuDevice string) gpuRecords {
+	on := a.on(gpuDevice, "")
+	on.all = a.without(on.all)
+	return on
+}
+
+// enter notes what a claim has been allocated. What is known already is noted anew, as a copy, for removeIf to tell.
+func (a *allocations) enter(r *records.Record) {
+	if !a.followed {
+		return
+	}
+	if was := a.get(r.Claim.UID); was != nil && sameAllocation(was, r) {
+		r = was.Clone()
+	}
+	a.set(r)
+}
+
+// keep notes what a claim has been allocated whose record is about to go, where it matters.
+func (a *allocations) keep(r *records.Record) {
+	if a.outlasts(r) {
+		a.enter(allocationOf(r))
+	}
+}
+
+// noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
+// that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
+func (a *allocations) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) {
+	r := allocation(claim, node.Node, id)
+	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
+		_, offered := node.FindShape(d.Device)
+		g := node.Find(d.GPU)
+		return !d.AdminAccess && !offered && g != nil && g.CanBe(d.Device)
+	}) {
+		a.enter(r)
+	}
+}
+
+// isWithdrawn reports whether a claim has a device that is offered for that alone, as far as it is known.
+func (b *backend) isWithdrawn(r *records.Record) bool {
+	if b.hardware == nil {
+		return true
+	}
+	node := b.hardware.Node()
+	return slices.ContainsFunc(r.Devices, func(d records.Device) bool {
+		s, offered := node.FindShape(d.Device)
+		return !d.AdminAccess && (!offered || node.Offer(s.GPU).IsWithdrawn(s))
+	})
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// ClaimLister is what a Follower asks of the API server.
+type ClaimLister interface {
+	// Claim returns a claim, or nil if there is none of that name.
+	Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
+	// Each calls a function for the claims of all namespaces, for as long as it returns true.
+	Each(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
+}
+
+// Times of asking for a claim that is allocated and has no record: at once, and then after pauses, each twice the one before.
+const (
+	followFirst = time.Second
+	followMost  = 30 * time.Second
+	// askLimit bounds the question for one claim.
+	askLimit = 10 * time.Second
+)
+
+// Follower knows of the API server which claims have been allocated something of this node under one driver name and have no
+// record, because they are yet to be prepared, or were prepared and are still allocated. Claims cannot be selected by node, and
+// to watch them would have each node follow all claims of the cluster. So they are listed rarely, and those that were found, or
+// whose records have gone, are asked for until they are not allocated any more. One goroutine calls its methods.
+type Follower struct {
+	ledger *Ledger
+	api    ClaimLister
+	// node is the node's GPUs; nil while they are not known.
+	node func() *gpu.Node
+	// most is the longest pause between two questions for a claim.
+	most  time.Duration
+	asked map[types.UID]pace
+}
+
+// NewFollower makes a follower of the claims of the name by which the node publishes. It is made before the records are loaded.
+func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
+	l.allocated.followed = true
+	return &Follower{ledger: l, api: api, node: node, most: followMost}
+}
+
+// NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and soon, so
+// that no pause is longer than the first.
+func NewUnpublishedFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
+	l.allocated.followed, l.allocated.unpublished, l.allocated.outlasts = true, true, func(*records.Record) bool { return true }
+	return &Follower{ledger: l, api: api, node: node, most: followFirst}
+}
+
+// pace is when to ask for a claim again.
+type pace struct {
+	next  time.Time
+	pause time.Duration
+}
+
+// List asks for all claims of the cluster, in pages.
+func (f *Follower) List(ctx context.Context) error {
+	l, node := f.ledger, f.node()
+	before := l.allocated.claims()
+	found := map[types.UID]*records.Record{}
+	err := f.api.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		if r := allocation(claim, node, l.id); r != nil {
+			found[claim.UID] = r
+		}
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("list the claims of driver %s: %w", l.id.Driver, err)
+	}
+	for _, r := range before {
+		if found[r.Claim.UID] == nil {
+			l.allocated.removeIf(r) // unless something was noted since
+		}
+	}
+	for _, r := range found {
+		l.allocated.enter(r)
+	}
+	return nil
+}
+
+// Follow asks for the claims without a record that it is time to ask for, and returns when it is time again; zero for not
+// before a record goes.
+func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, err error) {
+	for _, r := range f.ledger.Unrecorded() {
+		f.ledger.allocated.enter(placed(r, f.node())) // a GPU may have become known, or have changed its MIG mode
+	}
+	asked := map[types.UID]pace{}
+	for _, r := range f.ledger.Unrecorded() {
+		p := f.asked[r.Claim.UID]
+		asked[r.Claim.UID] = p
+		if err == nil && !now.Before(p.next) {
+			var allocated bool
+			if allocated, err = f.ask(ctx, r); err == nil && !allocated {
+				delete(asked, r.Claim.UID)
+				continue
+			}
+			p = p.later(now, f.most)
+			asked[r.Claim.UID] = p
+		}
+		if !now.Before(p.next) { // not asked, as an earlier question failed
+			p.next = now.Add(followFirst)
+		}
+		if again.IsZero() || p.next.Before(again) {
+			again = p.next
+		}
+	}
+	f.asked = asked
+	return again, err
+}
+
+// later is the pace after a question.
+func (p pace) later(now time.Time, most time.Duration) pace {
+	pause := min(max(2*p.pause, followFirst), most)
+	return pace{now.Add(pause), pause}
+}
+
+// ask asks whether a claim is still allocated something of this node, and notes what.
+func (f *Follower) ask(ctx context.Context, r *records.Record) (allocated bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	claim, err := f.api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		return false, fmt.Errorf("read claim %s of driver %s: %w", r.Claim, f.ledger.id.Driver, err)
+	}
+	var now *records.Record
+	if claim != nil && claim.UID == r.Claim.UID {
+		now = allocation(claim, f.node(), f.ledger.id)
+	}
+	if now == nil {
+		f.ledger.allocated.removeIf(r)
+		return false, nil
+	}
+	f.ledger.allocated.enter(now)
+	return true, nil
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+func (a *fakeAPI) Each(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	for _, c := range a.claims {
+		if a.err == nil && !visit(c) {
+			break
+		}
+	}
+	return a.err
+}
+
+// wantAllocated compares the claims that something is known to be allocated to.
+func wantAllocated(t *testing.T, when string, l *Ledger, want ...string) {
+	t.Helper()
+	var got []string
+	for _, r := range l.OwnRecords() {
+		got = append(got, string(r.Claim.UID))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: allocated to %v, want %v", when, got, want)
+	}
+}
+
+// What is allocated is what the API server says: unprepared claims, and those whose records went with a boot or with Unprepare
+// while their devices are offered for them alone.
+func TestFollower(t *testing.T) {
+	b := newPartBed(t)
+	now, elsewhere := time.Now(), deviceClaim("elsewhere", b.name(0))
+	elsewhere.Status.Allocation.Devices.Results[0].Pool = "node-2"
+	unprepared := deviceClaim("unprepared", b.name(0, 19, 6))
+	api := &fakeAPI{claims: []*resourceapi.ResourceClaim{unprepared, elsewhere}}
+	node := func() *gpu.Node { return b.backend.Load().hardware.Node().Node }
+	f := NewFollower(b.Ledger, api, node)
+	follow := func(after time.Duration) time.Duration {
+		t.Helper()
+		now = now.Add(after)
+		again, err := f.Follow(t.Context(), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again.IsZero() {
+			return 0
+		}
+		return again.Sub(now)
+	}
+	wantAllocated(t, "not listed", b.Ledger)
+	if err := f.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantAllocated(t, "listed", b.Ledger, "unprepared")
+	if at := b.Ledger.Unrecorded()[0].Devices[0].Partition; at == nil || at.Placement.Start != 6 {
+		t.Errorf("the partition is at %+v, want start 6", at)
+	}
+	for _, want := range []time.Duration{followFirst, 2 * followFirst, 4 * followFirst} {
+		if got := follow(want); got != want && want != followFirst {
+			t.Errorf("asks again after %s, want %s", got, want)
+		}
+	}
+	api.err = errors.New("away")
+	if _, err := f.Follow(t.Context(), now.Add(time.Hour)); err == nil || f.List(t.Context()) == nil {
+		t.Error("got no error of an API server that is away")
+	}
+	wantAllocated(t, "API server away", b.Ledger, "unprepared")
+	api.err, api.claims = nil, nil
+	follow(2 * time.Hour)
+	wantAllocated(t, "deleted", b.Ledger)
+}
+
+// busyAPI answers no first question.
+type busyAPI struct {
+	fakeAPI
+	asked int
+}
+
+func (a *busyAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	if a.asked++; a.asked == 1 {
+		return nil, errors.New("too many requests")
+	}
+	return a.fakeAPI.Claim(ctx, namespace, name)
+}
+
+// One question fails, and the claims that were not asked for then are soon.
+func TestFollower_QuestionFails(t *testing.T) {
+	b := newPartBed(t)
+	api := &busyAPI{fakeAPI: fakeAPI{claims: claimList(deviceClaim("a", b.name(0)), deviceClaim("b", b.name(1)))}}
+	f := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
+	must(t, f.List(t.Context()))
+	now := time.Now()
+	if again, err := f.Follow(t.Context(), now); err == nil || !again.Equal(now.Add(followFirst)) {
+		t.Errorf("asks again after %s (%v), want %s", again.Sub(now), err, followFirst)
+	}
+}
+
+// slowAPI does something while claims are listed.
+type slowAPI struct {
+	fakeAPI
+	meanwhile func()
+}
+
+func (a *slowAPI) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	err := a.fakeAPI.Each(ctx, visit)
+	a.meanwhile()
+	return err
+}
+
+// While claims are listed, one that the listing does not have is allocated again what it had: it stays known.
+func TestFollower_NotedDuringListing(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	node.Offers[0] = policy.Offer{Whole: true}
+	claim := deviceClaim("again", b.name(0, 19, 6))
+	prepare := func() {
+		_, err := b.Prepare(t.Context(), claim)
+		wantError(t, err, "is not on this node")
+	}
+	api := &slowAPI{meanwhile: prepare}
+	f := NewFollower(b.Ledger, api, func() *gpu.Node { return node.Node })
+	prepare()
+	wantAllocated(t, "before", b.Ledger, "again")
+	must(t, f.List(t.Context()))
+	wantAllocated(t, "noted during the listing", b.Ledger, "again")
+	api.meanwhile = func() {}
+	must(t, f.List(t.Context()))
+	wantAllocated(t, "listed since", b.Ledger)
+}
+
+// A claim's device is withdrawn, its pod ends, and the claim is still allocated: until it is not, the device is taken.
+func TestUnprepare_StillAllocated(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	f := NewFollower(b.Ledger, &fakeAPI{}, func() *gpu.Node { return node.Node })
+	whole := func(uid types.UID, i int) *resourceapi.ResourceClaim { return deviceClaim(uid, b.name(i)) }
+	mustPrepare(t, b.Preparer, whole("withdrawn", 0))
+	mustPrepare(t, b.Preparer, whole("offered", 1))
+	node.Offers[0].Withdrawn.Whole = true
+	mustUnprepare(t, b.Preparer, whole("withdrawn", 0))
+	mustUnprepare(t, b.Preparer, whole("offered", 1))
+	wantAllocated(t, "unprepared", b.Ledger, "withdrawn")
+	if _, err := f.Follow(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	wantAllocated(t, "gone from the API server", b.Ledger)
+}
+
+// After a reboot no record is left, and claims are allocated what they had.
+func TestLoad_EarlierBootStaysAllocated(t *testing.T) {
+	b := newPartBed(t)
+	b.prepare("share", b.mps())
+	b.prepare("part", b.name(1, 19, 6))
+	now := records.AllocatedOf(b.Ledger.OwnRecords())
+	again := New(Options{Identity: testID, BootID: "the next", Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs})
+	NewFollower(again.Ledger, &fakeAPI{}, nil)
+	if err := again.Load(t.Context(), nil); err != nil || len(again.Ledger.Records()) > 0 {
+		t.Errorf("got %v, and records %v have outlived the boot", err, again.Ledger.Records())
+	}
+	wantAllocated(t, "after a reboot", again.Ledger, "part", "share")
+	for i := range 2 {
+		g := &b.backend.Load().hardware.Node().GPUs[i]
+		if was, is := now(g), records.AllocatedOf(again.Ledger.OwnRecords())(g); !slices.Equal(was.AllPlaces(), is.AllPlaces()) || len(is.AllPlaces()) != 1 {
+			t.Errorf("GPU %d: allocated %+v, want what was before: %+v", i, is, was)
+		}
+	}
+}
+
+// A scheduler that had not seen the taint yet allocated a device that is gone: it is offered for the claim from then on.
+func TestPrepare_NotOffered(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	NewFollower(b.Ledger, &fakeAPI{}, nil)
+	node.Offers[0] = policy.Offer{Whole: true}
+	gone, none := deviceClaim("gone", b.name(0, 19, 6)), deviceClaim("none", b.name(0)+"-mig-99-0")
+	for _, c := range []*resourceapi.ResourceClaim{gone, none} {
+		_, err := b.Prepare(t.Context(), c)
+		wantError(t, err, "is not on this node")
+	}
+	wantAllocated(t, "not offered", b.Ledger, "gone")
+	allocated := records.AllocatedOf(b.Ledger.OwnRecords())(&node.GPUs[0])
+	node.Offers[0].Partitions = policy.NoPlaces(allocated.Places)
+	mustPrepare(t, b.Preparer, gone)
+}
+
+// A claim that observes a device is prepared, and again, whether or not the policy has the device.
+func TestPrepare_AdminAccessNotOffered(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	yes := true
+	observe := func(uid types.UID, device string) *resourceapi.ResourceClaim {
+		claim := deviceClaim(uid, device)
+		claim.Status.Allocation.Devices.Results[0].AdminAccess = &yes
+		return claim
+	}
+	whole, part := observe("whole", b.name(0)), observe("part", b.name(1, 19, 6))
+	b.prepare("tenant", b.name(1, 19, 6))
+	for range 2 {
+		mustPrepare(t, b.Preparer, whole)
+		mustPrepare(t, b.Preparer, part)
+		node.Offers[0], node.Offers[1] = policy.Offer{TimeSlice: &policy.Sharing{}}, policy.Offer{Whole: true}
+	}
+	mustPrepare(t, b.Preparer, observe("later", b.name(0)))
+	_, err := b.Prepare(t.Context(), observe("none", b.name(0)+"-mig-99-0"))
+	wantError(t, err, "is not on this node")
+	_, err = b.Prepare(t.Context(), observe("elsewhere", "gpu-0000-ff-00-0"))
+	wantError(t, err, "is not on this node")
+}
+
+// No layout is created on top of what is allocated, but for a claim that was allocated just that.
+func TestKeepLayouts_Allocated(t *testing.T) {
+	b := newPartBed(t)
+	f := NewFollower(b.Ledger, &fakeAPI{claims: []*resourceapi.ResourceClaim{
+		deviceClaim("other", b.name(0, 14, 4)), deviceClaim("same", b.name(0, 19, 2)),
+	}}, func() *gpu.Node { return b.backend.Load().hardware.Node().Node })
+	if err := f.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at := func(start int) gpu.Place {
+		return gpu.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
+	}
+	b.backend.Load().hardware.Node().Offers[0].Partitions = &policy.PartitionOffer{Mode: policy.Layout, Places: []gpu.Place{at(2), at(3), at(4)}}
+	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
+		t.Error(problems)
+	}
+	g := &b.backend.Load().hardware.Node().GPUs[0]
+	if got := b.Partitions.Unclaimed(g); !slices.Equal(got, []gpu.Place{at(2), at(3)}) {
+		t.Errorf("the layout has %v, want all but start 4", got)
+	}
+	b = b.restart(inBoot("the next"))
+	if got := b.Partitions.LayoutPlaces(g); !slices.Equal(got, []gpu.Place{at(2), at(3), at(4)}) || b.Ledger.layout(b.name(0)) != nil {
+		t.Errorf("after a reboot the layout was at %v, and exists %v; want all three, and none", got, b.Ledger.layout(b.name(0)))
+	}
+}
+
+// The policy comes to offer less while claims have their shares: those are prepared again, also after a reboot.
+func TestPrepare_ShareOfAnEarlierPolicy(t *testing.T) {
+	b := newBed(t)
+	b.prepare("a", sliceOf(1, 40))
+	b.prepare("b", sliceOf(1, 40))
+	b.hardware.node.Offers[1].TimeSlice.Memory = policy.NewCut(60*gi, 4, gi, gi)
+	if err := b.tryPrepare("a", sliceOf(1, 40)); err != nil {
+		t.Errorf("with its record: %v", err)
+	}
+	wantError(t, b.tryPrepare("c", sliceOf(1, 10)), "would take memory")
+	b.die()
+	again := openBed(t, b.dir, inBoot("the next"))
+	again.Ledger.allocated.followed, again.hardware.node = true, b.hardware.node
+	again.start()
+	for _, uid := range []types.UID{"b", "a"} {
+		if err := again.tryPrepare(uid, sliceOf(1, 40)); err != nil {
+			t.Errorf("%s after a reboot: %v", uid, err)
+		}
+	}
+}
+
+// A newer plugin learns of what the one that it replaces has prepared after it had read the records, and has unprepared.
+func TestReconcile_LearnsOfRecords(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Preparer, claimOn("a", 1))
+	api := &fakeAPI{claims: claimList(claimOn("a", 1))}
+	newer.Reconcile(t.Context(), api)
+	wantAllocated(t, "prepared by the older plugin", newer.Ledger, "a")
+	mustUnprepare(t, older.Preparer, claimOn("a", 1))
+	newer.Reconcile(t.Context(), api)
+	wantAllocated(t, "unprepared by it", newer.Ledger)
+}

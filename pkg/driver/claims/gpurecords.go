@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// gpuRecords are records of claims that name one GPU, in order of claim UID, as the index had them at one moment.
+type gpuRecords struct {
+	gpu string
+	all []*records.Record
+}
+
+// taking lists the records of claims that have something of what a device needs.
+func (o gpuRecords) taking(want extent) []*records.Record {
+	return o.where(func(r *records.Record) bool { return takes(r, want) })
+}
+
+func (o gpuRecords) where(test func(*records.Record) bool) []*records.Record {
+	var found []*records.Record
+	for _, r := range o.all {
+		if test(r) {
+			found = append(found, r)
+		}
+	}
+	return found
+}
+
+// unfinished lists the records of claims that share what a device is to be where that is a partition which is being created
+// or destroyed: none of them has it whole, so that nobody else can have a share of it yet.
+func (o gpuRecords) unfinished(want extent) []*records.Record {
+	if want.place == nil {
+		return nil
+	}
+	all := o.where(func(r *records.Record) bool { return hasShare(r, want) })
+	if slices.ContainsFunc(all, func(r *records.Record) bool { return r.State == records.Prepared }) {
+		return nil
+	}
+	return all
+}
+
+// releasing reports whether a claim whose release is not finished still has what a device needs.
+func (o gpuRecords) releasing(want extent) bool {
+	isReleasing := func(r *records.Record) bool { return r.State == records.Releasing }
+	return slices.ContainsFunc(o.taking(want), isReleasing) || slices.ContainsFunc(o.unfinished(want), isReleasing)
+}
+
+// partition returns the partition that a claim has at a shape, and that is still its own or was there before it, or nil.
+func (o gpuRecords) partition(s gpu.Shape, owned func(d *records.Device) bool) *gpu.Partition {
+	for _, r := range o.all {
+		for _, d := range r.Partitions() {
+			if d.Device == s.Name() && r.State == records.Prepared && (d.Partition.Existing || owned(d)) {
+				p := *d.Partition
+				return &p // placements of claims do not overlap, but for shares of one partition: there is one at most
+			}
+		}
+	}
+	return nil
+}
+
+// sharesPartition reports whether another claim has a share of the partition of a device, and has to destroy it.
+func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Device) bool) bool {
+	return slices.ContainsFunc(o.all, func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Partitions(), func(other *records.Device) bool {
+			return other.Device == d.Device && samePlace(*other.Partition, *d.Partition) && (other.Partition.Existing || owned(other))
+		})
+	})
+}
+
+// partitions lists the partitions that records name as their own.
+func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partition {
+	var all []gpu.Partition
+	for _, r := range o.all {
+		for _, d := range r.Partitions() {
+			if d.GPU == o.gpu && owned(d) {
+				all = append(all, *d.Partition)
+			}
+		}
+	}
+	return all
+}
+
+// amounts are what shares of a device take together.
+type amounts struct {
+	memory, cores int64
+}
+
+func (a *amounts) add(s *records.Share) {
+	a.memory += s.Memory
+	a.cores += s.Cores
+}
+
+// sharedBy is what a claim has of a shared device.
+type sharedBy struct {
+	record *records.Record
+	amounts
+}
+
+// shared is what each claim has of a shared device. Once the pods of one that is Releasing have ended, the scheduler has given its part
+// to others; before that it has, too, but what they have left may still run.
+func (o gpuRecords) shared(device string) []sharedBy {
+	var all []sharedBy
+	for _, r := range o.all {
+		if r.State == records.Releasing && len(r.Pods) == 0 && !r.OtherConsumers {
+			continue
+		}
+		by := sharedBy{record: r}
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.Device == device && d.Share != nil {
+				by.add(d.Share)
+			}
+		}
+		all = append(all, by)
+	}
+	return all
+}
+
+// paced lists the records of claims that asked for an interval of the GPU's time slices, and the interval. They asked for the
+// same: others are refused.
+func (o gpuRecords) paced() (by []*records.Record, interval string) {
+	by = o.where(func(r *records.Record) bool { return r.State == records.Prepared && intervalOn(r, o.gpu) != "" })
+	if len(by) > 0 {
+		interval = intervalOn(by[0], o.gpu)
+	}
+	return by, interval
+}
+
+// intervalOn is the interval that a claim asked for on a GPU; empty for none.
+func intervalOn(r *records.Record, gpuDevice string) string {
+	for _, d := range r.Shares(gpu.TimeSlice) {
+		if d.GPU == gpuDevice && d.Share.Interval != "" {
+			return d.Share.Interval
+		}
+	}
+	return ""
+}
+
+// served lists the claims that an MPS server serves, that of the GPU or of a partition.
+func (o gpuRecords) served(server string) []types.UID {
+	var uids []types.UID
+	for _, r := range o.all {
+		if r.State != records.Releasing && slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Server() == server }) {
+			uids = append(uids, r.Claim.UID)
+		}
+	}
+	return uids
+}
+
+// sharing reports whether claims whose pods may run share the GPU in a way.
+func (o gpuRecords) sharing(kind gpu.Share) bool {
+	return slices.ContainsFunc(o.all, func(r *records.Record) bool { return r.State == records.Prepared && o.shares(r, kind) })
+}
+
+func (o gpuRecords) shares(r *records.Record, kind gpu.Share) bool {
+	return slices.ContainsFunc(r.Shares(kind), func(d *records.Device) bool { return d.GPU == o.gpu })
+}

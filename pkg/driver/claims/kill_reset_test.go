@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
+)
+
+// Unmanaged partitions, among the steps at which the plugin is killed: they are created before it starts, and in place of its
+// own while the driver is reloaded or released. None may ever be destroyed, which the serial numbers of the simulation show.
+
+// unmanaged is a GPU instance that the plugin did not create.
+type unmanaged struct {
+	GPU    int    `json:"gpu"`
+	ID     int    `json:"id"`
+	Serial uint64 `json:"serial"`
+}
+
+func unmanagedFile(dir string) string { return filepath.Join(dir, "unmanaged.json") }
+
+// instancesNow lists what is on the boards.
+func instancesNow(node *sim.Node) ([]unmanaged, error) {
+	st, err := node.Status()
+	if err != nil {
+		return nil, err
+	}
+	var all []unmanaged
+	for _, g := range st.GPUs {
+		for _, p := range g.Instances {
+			gi, err := node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, unmanaged{g.Index, p.ID, gi.Serial()})
+		}
+	}
+	return all, nil
+}
+
+// disown notes that all existing instances are unmanaged.
+func disown(dir string, node *sim.Node) error {
+	all, err := instancesNow(node)
+	if err != nil {
+		return err
+	}
+	return writeUnmanaged(dir, all)
+}
+
+func writeUnmanaged(dir string, all []unmanaged) error {
+	data, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(unmanagedFile(dir), data, 0o600)
+}
+
+// unmanagedOf reads the unmanaged instances.
+func unmanagedOf(dir string) ([]unmanaged, error) {
+	data, err := os.ReadFile(unmanagedFile(dir))
+	if err != nil {
+		return nil, err
+	}
+	var all []unmanaged
+	return all, json.Unmarshal(data, &all)
+}
+
+// checkUnmanaged fails if an unmanaged instance was destroyed.
+func checkUnmanaged(dir string, node *sim.Node) error {
+	want, err := unmanagedOf(dir)
+	if err != nil {
+		return err
+	}
+	have, err := instancesNow(node)
+	if err != nil {
+		return err
+	}
+	for _, u := range want {
+		if !slices.Contains(have, u) {
+			return fmt.Errorf("GPU instance %d of GPU %d, which the plugin did not create, was destroyed", u.ID, u.GPU)
+		}
+	}
+	return nil
+}
+
+// isUnmanaged reports whether an instance is unmanaged.
+func (w *worker) isUnmanaged(gpuIndex int, gi sim.InstanceStatus) bool {
+	all, err := unmanagedOf(w.dir)
+	handle, handleErr := w.node.Device(gpuIndex).MIG().GPUInstanceByID(gi.ID)
+	return err == nil && handleErr == nil && slices.Contains(all, unmanaged{gpuIndex, gi.ID, handle.Serial()})
+}
+
+// anyUnmanaged reports whether a GPU has an unmanaged instance.
+func (w *worker) anyUnmanaged(gpuIndex int) bool {
+	all, err := unmanagedOf(w.dir)
+	return err == nil && slices.ContainsFunc(all, func(u unmanaged) bool { return u.GPU == gpuIndex })
+}
+
+// reload reloads the driver while no plugin runs. Now and then another tool then creates the partitions that were there, in
+// the same places.
+func reload(dir string, node *sim.Node, random *rand.Rand) error {
+	var truth clusterTruth
+	if err := errors.Join(killtest.ReadTruth(dir, &truth), node.Driver().ForceReload(random.IntN(3) > 0)); err != nil {
+		return err
+	}
+	truth.lostPartitions(random)
+	return errors.Join(killtest.WriteTruth(dir, truth), disown(dir, node))
+}
+
+// release is the release of the driver by the node's label, with a reset of the GPUs meanwhile, or with nothing done to them.
+func (w *worker) release(ctx context.Context) error {
+	b := w.backend.Load()
+	w.SetWaiting(gpu.ErrDriverNotLoaded)
+	w.Quiesce()
+	// From the end of the session on, what the plugin made ahead of claims counts as others', and this test's list of it
+	// follows only later: a kill between the two would leave a list that is wrong. TestEndSession_Fails has the disk's side.
+	w.sheltered = true
+	if err := w.Ledger.EndSession(ctx, b.hardware); err != nil {
+		return err
+	}
+	if w.random.IntN(2) == 0 {
+		for i := range w.gpus.GPUs[:layoutGPU+1] {
+			if err := w.node.Hardware().ForceRemake(i); err != nil {
+				return err
+			}
+		}
+		w.truth.lostPartitions(w.random)
+		w.save()
+		if err := disown(w.dir, w.node); err != nil {
+			return err
+		}
+	} else if err := w.disownLayout(); err != nil {
+		return err
+	}
+	w.sheltered = false
+	w.SetHardware(b.hardware, b.cdi)
+	w.Recover(ctx)
+	if err := w.retry(ctx); err != nil {
+		return err
+	}
+	return w.relayout(ctx)
+}
+
+// disownLayout notes that what the plugin created ahead of claims is not its own after a release of the driver: nothing proves
+// that it is the same. What it created for a claim, which came back to a partition that was lost, is proven by its witness.
+func (w *worker) disownLayout() error {
+	all, err := unmanagedOf(w.dir)
+	if err != nil {
+		return err
+	}
+	now, err := instancesNow(w.node)
+	if err != nil {
+		return err
+	}
+	for _, u := range now {
+		if u.GPU == layoutGPU && !slices.Contains(all, u) && !w.createdForClaim(u) {
+			all = append(all, u)
+		}
+	}
+	return writeUnmanaged(w.dir, all)
+}
+
+// createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.
+func (w *worker) createdForClaim(u unmanaged) bool {
+	return slices.ContainsFunc(w.Ledger.Records(), func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool {
+			return d.GPU == w.gpus.GPUs[u.GPU].PCI.DeviceName() && d.Partition.GI == u.ID && !d.Partition.Existing
+		})
+	})
+}
+
+// lostPartitions is what becomes of claims with partitions when those are gone: their pods end, or the kubelet has the claim
+// prepared again.
+func (c *clusterTruth) lostPartitions(random *rand.Rand) {
+	for _, claim := range c.Claims {
+		if !slices.ContainsFunc(claim.Devices, func(d string) bool { return strings.Contains(d, "-mig-") }) || claim.Deleted {
+			continue
+		}
+		again := !slices.ContainsFunc(claim.Devices, func(d string) bool { return strings.HasSuffix(d, "!admin") })
+		if again && random.IntN(2) == 0 {
+			claim.Prepared, claim.Lost = false, true
+		} else {
+			claim.Ending = true
+		}
+	}
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// LayoutProblem is why a GPU is not partitioned as its policy wants.
+type LayoutProblem struct {
+	// GPU is the name of its whole-GPU device.
+	GPU string
+	Err error
+}
+
+// KeepLayouts partitions GPUs as the policy wants them, as far as no allocation is in the way: it creates what is missing and
+// destroys what Cleave created and the policy no longer has. It can be repeated at any time.
+func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
+	b := p.gate.backend.Load()
+	if b.hardware == nil || p.ledger.layouts.store == nil {
+		return nil
+	}
+	var problems []LayoutProblem
+	node := b.hardware.Node()
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		name, offer := g.PCI.DeviceName(), node.Offer(g)
+		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.ledger.names.isChanging(name) {
+			continue
+		}
+		if err := p.keepLayout(ctx, b, g, offer); err != nil {
+			problems = append(problems, LayoutProblem{name, err})
+		}
+	}
+	return problems
+}
+
+func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
+	name := g.PCI.DeviceName()
+	held, err := p.ledger.lockFor(ctx, "", []string{name})
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	return p.layOut(ctx, b, g, offer)
+}
+
+// layOut is keepLayout; the caller holds the GPU's lock.
+func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
+	name := g.PCI.DeviceName()
+	have := p.ledger.layout(name)
+	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
+		// Of another GPU that was here, or left to others by the policy: from now on it is unmanaged.
+		return p.ledger.layouts.write(&records.Layout{GPU: name})
+	}
+	all, err := b.hardware.Partitions(ctx, g)
+	if err != nil {
+		return err
+	}
+	var wanted []gpu.Place
+	if offer.PartitionMode() == policy.Layout {
+		if g.MIG.NeedsReset && !g.MIG.Enabled && offer.WantsMIG != nil {
+			return nil // until its mode is changed
+		}
+		if g.MIG.NeedsReset && !g.MIG.Enabled {
+			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g, g.PCI.String(), true))
+		}
+		wanted = offer.Partitions.Places
+	}
+	left, destroyErr := p.destroyExtra(ctx, b, g, have, wanted, all)
+	created, createErr := p.createMissing(ctx, b, g, have, wanted, left)
+	p.note(ctx, g, slices.Concat(left, created))
+	return errors.Join(destroyErr, createErr)
+}
+
+// destroyExtra destroys what Cleave created on a GPU and the policy no longer has, or what a kill left incomplete, unless it
+// is allocated, and returns the partitions that are left.
+func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
+	all []gpu.Partition) ([]gpu.Partition, error) {
+	name, taken := g.PCI.DeviceName(), takenPlaces{p.ledger}
+	var left []gpu.Partition
+	var errs []error
+	for _, part := range all {
+		keep := slices.Contains(wanted, part.Place()) && part.CI != nil
+		if keep || !have.Has(part.Place()) || taken.allocatedAt(name, part.Place()) {
+			left = append(left, part)
+			continue
+		}
+		klog.FromContext(ctx).V(2).Info("Destroying a partition that the policy no longer has", "gpu", name, "profile",
+			g.MIG.ProfileName(part.ProfileID), "start", part.Placement.Start)
+		if err := b.hardware.DestroyPartition(ctx, g.PCI, part); err != nil {
+			if errors.Is(err, gpu.ErrInUse) {
+				by, _ := partitionUsedBy(ctx, b, g, &part)
+				err = fmt.Errorf("%w%s", err, by)
+			}
+			left, errs = append(left, part), append(errs, err)
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+// createMissing creates what is missing of a layout. What it is about to create is on record before.
+func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
+	left []gpu.Partition) (created []gpu.Partition, err error) {
+	own := slices.DeleteFunc(slices.Clone(left), func(part gpu.Partition) bool { return !have.Has(part.Place()) })
+	missing, problem := p.missing(g, wanted, left)
+	places := placesOf(own)
+	for _, s := range missing {
+		places = append(places, s.Place())
+	}
+	if err := p.writeLayout(g, places, wanted); err != nil {
+		return nil, err
+	}
+	if len(missing) == 0 {
+		return nil, problem
+	}
+	errs := []error{problem}
+	if err := b.hardware.SetMIG(ctx, g.PCI, true); err != nil {
+		errs = append(errs, fmt.Errorf("%w%s", err, usedBy(ctx, b, g)))
+		missing = nil
+	}
+	for _, s := range missing {
+		klog.FromContext(ctx).V(2).Info("Creating a partition of the layout", "device", s.Name(), "profile", s.Profile.Name)
+		part, err := b.hardware.CreatePartition(ctx, s)
+		if err == nil {
+			created = append(created, part)
+			continue
+		}
+		errs = append(errs, err)
+		if errors.Is(err, gpu.ErrLeftBehind) {
+			own = append(own, part) // on record, so that the next attempt finds it
+		}
+	}
+	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...)), wanted))
+	return created, errors.Join(errs...)
+}
+
+// missing are the partitions of a layout that are not there and can be created now. Allocations are waited for; an unmanaged
+// partition is a problem.
+func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
+	name := g.PCI.DeviceName()
+	layout, claimed := p.ledger.layout(name), p.ledger.names.partitionsOf(name)
+	var all []gpu.Partition
+	for _, at := range wanted {
+		if part := (gpu.Partition{ProfileID: at.ProfileID, Placement: at.Placement}); !containsPlace(left, part) {
+			all = append(all, part)
+		}
+	}
+	var missing []gpu.Shape
+	var errs []error
+	taken := takenPlaces{p.ledger}
+	there := shapesOf(g, left)
+	for _, s := range shapesOf(g, all) {
+		if taken.allocatedInTheWay(name, s.Place()) {
+			continue
+		}
+		for _, part := range left {
+			if s.Placement.Overlaps(part.Placement) && !layout.Has(part.Place()) && !containsPlace(claimed, part) {
+				errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s is in its place", s.Name(), p.describe(name, &part)))
+			}
+		}
+		if s.FitsAlongside(append(slices.Clone(there), missing...)) {
+			missing = append(missing, s)
+		}
+	}
+	return missing, errors.Join(errs...)
+}
+
+// describe says what an unclaimed partition is and what can be done about it.
+func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
+	what := fmt.Sprintf("GPU instance %d at %d:%d", part.GI, part.Placement.Start, part.Placement.Size)
+	if p.ledger.layout(gpuDevice).Has(part.Place()) {
+		return fmt.Sprintf("a partition of the node's layout (%s): it is destroyed once the policy no longer has it and nothing runs in it", what)
+	}
+	return fmt.Sprintf("a partition that Cleave did not create (%s): destroy it, for instance with nvidia-smi mig -dgi", what)
+}
+
+// writeLayout makes it durable that what lies at places of a GPU was created by Cleave, and where its layout is.
+func (p *Partitions) writeLayout(g *gpu.GPU, places, offered []gpu.Place) error {
+	name := g.PCI.DeviceName()
+	err := p.ledger.layouts.write(&records.Layout{
+		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID,
+		Places: sortedPlaces(places), Offered: offered,
+	})
+	return explainWrite(p.ledger.store.Dir(), err)
+}
+
+func placesOf(parts []gpu.Partition) []gpu.Place {
+	places := make([]gpu.Place, 0, len(parts))
+	for _, p := range parts {
+		places = append(places, p.Place())
+	}
+	return places
+}
+
+// AdoptLayouts takes over what was created ahead of claims under another driver name, of which no plugin may run: it is
+// Cleave's all the same. The new record comes first: a kill in between leaves the place in both, and both are read before
+// anything is destroyed.
+func (p *Partitions) AdoptLayouts(ctx context.Context, from *Ledger) error {
+	if p.ledger.layouts.store == nil || from.layouts.store == nil {
+		return nil
+	}
+	devices, err := from.layouts.gpus()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, device := range devices {
+		if err := p.ledger.adoptLayout(ctx, from, device); err != nil {
+			errs = append(errs, fmt.Errorf("take over the layout of %s from driver %s: %w", device, from.id.Driver, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Ledger) adoptLayout(ctx context.Context, from *Ledger, device string) error {
+	held, err := l.lockFor(ctx, "", []string{device})
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	theirs, err := from.layouts.store.Read(device)
+	if err != nil {
+		return err
+	}
+	if theirs != nil && theirs.BootID == l.bootID && l.sessions.current(device, theirs.Session) {
+		merged := mergedLayout(l.layout(device), theirs)
+		merged.Session = l.sessions.of(device)
+		if err := l.layouts.write(merged); err != nil {
+			return explainWrite(l.store.Dir(), err)
+		}
+		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver,
+			"partitions", len(theirs.Places))
+	}
+	return from.layouts.remove(device)
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// takenPlaces say which places of GPUs are allocated, by claims of whatever driver name, prepared or not.
+type takenPlaces struct{ *Ledger }
+
+// allocatedAt reports whether a claim of any driver name has anything of a GPU where a partition lies or is to be.
+func (t takenPlaces) allocatedAt(gpuDevice string, at gpu.Place) bool {
+	want := extentAt(gpuDevice, at)
+	return t.recordedAt(gpuDevice, at) || len(t.allocated.unrecordedOn(gpuDevice).taking(want)) > 0
+}
+
+// allocatedInTheWay is allocatedAt for a partition that is to be created ahead of claims: one that was allocated just that
+// partition, and is yet to be prepared, gets it.
+func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
+	want := extentAt(gpuDevice, at)
+	return t.recordedAt(gpuDevice, at) || slices.ContainsFunc(t.allocated.unrecordedOn(gpuDevice).all, func(r *records.Record) bool {
+		return slices.ContainsFunc(extentsOf(r, gpuDevice), func(e extent) bool {
+			return e.collides(want) && (e.place == nil || *e.place != at)
+		})
+	})
+}
+
+// recordedAt reports whether a claim with a record, or one of another driver name, has anything of a GPU where a partition is to be.
+func (t takenPlaces) recordedAt(gpuDevice string, at gpu.Place) bool {
+	want := extentAt(gpuDevice, at)
+	return len(t.index.on(gpuDevice, "").taking(want)) > 0 || conflictWith(t.conflicts(gpuDevice), want) != nil
+}
+
+// LayoutPlaces are those in which the layout of a GPU was offered last, in whatever boot.
+func (p *Partitions) LayoutPlaces(g *gpu.GPU) []gpu.Place { return p.ledger.layouts.offered(g) }

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// layouts are the partitions that Cleave has created ahead of claims, by the device name of their GPU. What they say of a GPU
+// is true only while its lock is held.
+type layouts struct {
+	store *records.LayoutStore // nil where no layouts are kept
+	mu    sync.Mutex
+	byGPU map[string]*records.Layout
+	// latest are the layouts on record, of whatever boot.
+	latest map[string]*records.Layout
+}
+
+// offered are the places in which a GPU's layout was offered last.
+func (l *layouts) offered(g *gpu.GPU) []gpu.Place {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	latest := l.latest[g.PCI.DeviceName()]
+	switch {
+	case latest == nil || latest.UUID != g.UUID:
+		return nil
+	case latest.Offered == nil: // of a release that noted none
+		return latest.Places
+	default:
+		return latest.Offered
+	}
+}
+
+// get returns the layout of a GPU, or nil; it must not be changed.
+func (l *layouts) get(gpuDevice string) *records.Layout {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byGPU[gpuDevice]
+}
+
+// put enters a layout, or removes it if it is nil.
+func (l *layouts) put(gpuDevice string, layout *records.Layout) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	setOrDelete(&l.byGPU, gpuDevice, layout)
+}
+
+// putLatest enters the layout on record, of whatever boot, or removes it if it is nil.
+func (l *layouts) putLatest(gpuDevice string, layout *records.Layout) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	setOrDelete(&l.latest, gpuDevice, layout)
+}
+
+func setOrDelete(in *map[string]*records.Layout, gpuDevice string, layout *records.Layout) {
+	if layout == nil {
+		delete(*in, gpuDevice)
+		return
+	}
+	if *in == nil {
+		*in = map[string]*records.Layout{}
+	}
+	(*in)[gpuDevice] = layout
+}
+
+// write makes a layout durable unless it is so already; one of nothing is removed. The caller holds the GPU's lock.
+func (l *layouts) write(layout *records.Layout) error {
+	have, empty := l.get(layout.GPU), len(layout.Places)+len(layout.Offered) == 0
+	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
+		slices.Equal(have.Offered, layout.Offered) || have == nil && empty {
+		return nil
+	}
+	if empty {
+		return l.remove(layout.GPU)
+	}
+	if err := l.store.Write(layout); err != nil {
+		return err
+	}
+	l.put(layout.GPU, layout)
+	l.putLatest(layout.GPU, layout)
+	return nil
+}
+
+// remove removes the layout of a GPU; the caller holds its lock.
+func (l *layouts) remove(gpuDevice string) error {
+	if err := l.store.Remove(gpuDevice); err != nil {
+		return err
+	}
+	l.put(gpuDevice, nil)
+	l.putLatest(gpuDevice, nil)
+	return nil
+}
+
+// gpus lists the GPUs that have a layout on disk.
+func (l *layouts) gpus() ([]string, error) {
+	if l.store == nil {
+		return nil, nil
+	}
+	return l.store.Names()
+}
+
+// load reads all layouts. What cannot be read is set aside: its partitions count as unmanaged, which are allocated where the
+// policy has a place for them, and never destroyed.
+func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
+	devices, err := l.gpus()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not read the layouts of GPUs")
+	}
+	l.reload(ctx, bootID, devices)
+	for _, device := range devices {
+		corrupt := (*store.CorruptError)(nil)
+		if _, err := l.store.Read(device); !errors.As(err, &corrupt) {
+			continue
+		}
+		aside, err := l.store.SetAside(device)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Leaving a corrupt layout where it is")
+			continue
+		}
+		if notify != nil {
+			notify("CorruptLayout", fmt.Sprintf("The layout of %s could not be read and was moved to %s: %v. "+
+				"Its partitions are unmanaged from now on: Cleave will not destroy them.", device, aside, corrupt.Err))
+		}
+	}
+}
+
+// reload reads the layouts of some GPUs again: another process may have changed them. One of an earlier boot names nothing
+// that is there, but where the layout was.
+func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
+	if l.store == nil {
+		return
+	}
+	for _, device := range devices {
+		layout, err := l.store.Read(device)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not read the layout of a GPU")
+			continue // what memory knows of it is all there is
+		}
+		l.putLatest(device, layout)
+		if layout != nil && layout.BootID != bootID {
+			layout = nil
+		}
+		l.put(device, layout)
+	}
+}
+
+// mergedLayout has the places of both layouts of a GPU. Of two GPUs that were in one place, it has those of the own one.
+func mergedLayout(own, theirs *records.Layout) *records.Layout {
+	if own == nil {
+		own = theirs
+	}
+	merged := *own
+	merged.Places = slices.Clone(own.Places)
+	if own.UUID == theirs.UUID {
+		merged.Places = sortedPlaces(append(merged.Places, theirs.Places...))
+	}
+	return &merged
+}
+
+// sortedPlaces sorts places by their start, and has each once.
+func sortedPlaces(places []gpu.Place) []gpu.Place {
+	slices.SortFunc(places, func(a, b gpu.Place) int {
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.ProfileID, b.ProfileID))
+	})
+	return slices.Compact(places)
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// Ledger is what has been allocated and created under one driver name: records of claims and layouts of GPUs, on disk
+// and mirrored in memory, and the locks under which both may change.
+type Ledger struct {
+	id     Identity
+	bootID string
+	store  *records.Store
+	locks  *Locks
+	index  *index
+	// allocated is what claims have been allocated, recorded or not, as far as it is known.
+	allocated *allocations
+	corrupt   corruptRecords
+	layouts   layouts
+	sessions  sessions
+	names     *names
+	// changed is called when what Occupied returns may have changed, see Options.
+	changed func()
+}
+
+// Driver is the name under which the claims are allocated.
+func (l *Ledger) Driver() string { return l.id.Driver }
+
+// Records are what all claims have been allocated, in order of claim UID; they must not be changed.
+func (l *Ledger) Records() []*records.Record { return l.index.claims() }
+
+// Record is the record of a claim, nil if it has none. It must not be changed.
+func (l *Ledger) Record(uid types.UID) *records.Record { return l.index.get(uid) }
+
+// Claim is the claim of a UID; one without a record has no name.
+func (l *Ledger) Claim(uid types.UID) records.Claim {
+	if r := l.index.get(uid); r != nil {
+		return r.Claim
+	}
+	return records.Claim{UID: uid}
+}
+
+// AllRecords are what claims of all driver names have been allocated, as far as it is known: records, in order of names and
+// claim UIDs, and after those of a name its claims that have none. They must not be changed.
+func (l *Ledger) AllRecords() []*records.Record {
+	var all []*records.Record
+	for _, o := range l.names.ledgers() {
+		all = append(all, o.OwnRecords()...)
+	}
+	return all
+}
+
+// OwnRecords are AllRecords of this driver name alone.
+func (l *Ledger) OwnRecords() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
+
+// Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
+func (l *Ledger) Unrecorded() []*records.Record { return l.allocated.without(l.allocated.claims()) }
+
+// view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
+type view struct {
+	// have is the claim's own record, others are those of other claims, by GPU.
+	have   *records.Record
+	others map[string]gpuRecords
+	// known is what the claim was known to have been allocated before it was prepared; nil for nothing.
+	known *records.Record
+	// conflicts are allocations under other driver names that are in the way, by GPU.
+	conflicts map[string][]conflict
+}
+
+// look takes the one look into the index that a Prepare needs; the caller holds the GPUs' locks.
+func (l *Ledger) look(uid types.UID, gpus []string) view {
+	v := view{conflicts: map[string][]conflict{}, known: l.allocated.get(uid)}
+	v.have, v.others = l.index.look(uid, gpus)
+	for _, name := range gpus {
+		if conflicts := slices.DeleteFunc(l.conflicts(name), func(c conflict) bool { return c.waits }); len(conflicts) > 0 {
+			v.conflicts[name] = conflicts
+		}
+	}
+	return v
+}
+
+// write writes a record and enters it into the index.
+func (l *Ledger) write(r *records.Record) error {
+	if err := l.store.Write(r); err != nil {
+		return explainWrite(l.store.Dir(), err)
+	}
+	l.index.set(r)
+	return nil
+}
+
+// remove removes a claim's record.
+func (l *Ledger) remove(uid types.UID) error {
+	if err := l.store.Remove(uid); err != nil {
+		return err
+	}
+	if r := l.index.get(uid); r != nil {
+		l.allocated.keep(r)
+	}
+	l.index.remove(uid)
+	return nil
+}
+
+// layout returns the partitions of a GPU that were created ahead of claims in the driver's present session, or nil; it must
+// not be changed.
+func (l *Ledger) layout(gpuDevice string) *records.Layout {
+	layout := l.layouts.get(gpuDevice)
+	if layout != nil && !l.sessions.current(gpuDevice, layout.Session) {
+		return nil
+	}
+	return layout
+}
+
+// explainWrite adds what to do to the one write error that an admin can mend.
+func explainWrite(dir string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, dir)
+	}
+	return err
+}
+
+// corruptRecords are the claims whose records were set aside since the last reconcile.
+type corruptRecords struct {
+	mu     sync.Mutex
+	uids   []types.UID
+	notify Notify
+	// copied are claims whose records are corrupt, and whose copies are used.
+	copied []types.UID
+}
+
+// noteCopy says that the copy of a record is used, once until it is repaired.
+func (c *corruptRecords) noteCopy(ctx context.Context, uid types.UID, cause error) {
+	c.mu.Lock()
+	known := slices.Contains(c.copied, uid)
+	if !known {
+		c.copied = append(c.copied, uid)
+	}
+	c.mu.Unlock()
+	if known {
+		return
+	}
+	klog.FromContext(ctx).Error(cause, "A claim record is corrupt, and its copy is used", "claimUID", uid)
+	if c.notify != nil {
+		c.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read, and its copy is used: %v. Look at the node's disk.",
+			uid, cause))
+	}
+}
+
+// takeCopied returns the claims whose records are known by their copies, and forgets them.
+func (c *corruptRecords) takeCopied() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	copied := c.copied
+	c.copied = nil
+	return copied
+}
+
+func (c *corruptRecords) add(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.uids, uid) {
+		c.uids = append(c.uids, uid)
+	}
+}
+
+func (c *corruptRecords) drop(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uids = slices.DeleteFunc(c.uids, func(u types.UID) bool { return u == uid })
+}
+
+func (c *corruptRecords) has(uid types.UID) bool { return slices.Contains(c.all(), uid) }
+
+func (c *corruptRecords) all() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.uids)
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/smi"
+)
+
+// ModeTool is what sets and resets a GPU that this process has closed.
+type ModeTool interface {
+	Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, error)
+	SetMode(ctx context.Context, pci gpu.PCIAddress, enable bool) (said string, err error)
+	SetPersistence(ctx context.Context, pci gpu.PCIAddress, on bool) error
+	Reset(ctx context.Context, pci gpu.PCIAddress) error
+}
+
+// ModeOptions are what changes of the MIG mode need.
+type ModeOptions struct {
+	// Store has the changes that were begun.
+	Store *records.ModeStore
+	Tool  ModeTool
+	// HasDRM reports whether the kernel module nvidia_drm has a GPU; nil for never.
+	HasDRM func(g *gpu.GPU) bool
+	// Claims calls a function for the claims of all namespaces for as long as it returns true.
+	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
+	// Overtaken is called after a change with the claims that were allocated something of the GPU too late to be seen before it:
+	// they cannot be prepared. Nil for nobody.
+	Overtaken func(g *gpu.GPU, claims []records.Claim)
+}
+
+// Modes changes the MIG mode of GPUs that need a reset for it.
+//
+// A change is on record before the GPU is touched, and the record goes when the GPU is in either mode, nothing is pending, and
+// its persistence mode is as it was. A crash in between leaves the record: the GPU is in one of the two modes, is offered as
+// such, and the next change begins with what is left.
+type Modes struct {
+	*ModeOptions // nil where no mode is changed
+	ledger       *Ledger
+	gate         *gate
+	partitions   *Partitions
+
+	mu sync.Mutex
+	// left are the GPUs with a change on record.
+	left map[string]bool
+}
+
+// Left are the devices of GPUs whose change was begun and has not ended.
+func (m *Modes) Left() map[string]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left := map[string]bool{}
+	for device := range m.left {
+		left[device] = true
+	}
+	return left
+}
+
+// Begin begins the change of a GPU's mode, or finishes an earlier one where the GPU is in the mode already. From now on the GPU
+// is left out of what Partitions does for all GPUs, until the function returns that does it.
+func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context) error) {
+	changing := &m.ledger.names.changing
+	changing.Store(device, true)
+	return func(ctx context.Context) error {
+		defer changing.Delete(device)
+		m.gate.calls.RLock()
+		defer m.gate.calls.RUnlock()
+		return m.change(ctx, device, enable)
+	}
+}
+
+func (m *Modes) change(ctx context.Context, device string, enable bool) error {
+	changed, err := m.changeLocked(ctx, device, enable)
+	if changed {
+		m.reportOvertaken(ctx, device, enable)
+	}
+	return err
+}
+
+// changeLocked is change while nobody else uses the GPU. It reports whether the GPU has come to be in the mode.
+func (m *Modes) changeLocked(ctx context.Context, device string, enable bool) (changed bool, err error) {
+	b := m.gate.backend.Load()
+	if b.hardware == nil {
+		return false, fmt.Errorf("change the MIG mode of %s: %w", device, b.reason)
+	}
+	held, err := m.ledger.lockFor(ctx, "", []string{device})
+	if err != nil {
+		return false, err
+	}
+	defer held.Release()
+	g := b.hardware.Node().Find(device)
+	if g == nil {
+		return false, fmt.Errorf("change the MIG mode of %s: %w", device, gpu.ErrAbsent)
+	}
+	if err := b.hardware.Usable(g); err != nil {
+		return false, err
+	}
+	left, err := m.leftOf(ctx, g)
+	if err != nil {
+		return false, err
+	}
+	if g.MIG.Enabled == enable {
+		return false, m.settle(ctx, b, g, left)
+	}
+	if err := m.checkIdle(ctx, b, g); err != nil {
+		return false, err
+	}
+	state, err := m.Tool.Query(ctx, g.PCI)
+	if err != nil {
+		return false, err
+	}
+	change := &records.ModeChange{
+		Format: records.ModeChangeFormat, BootID: m.ledger.bootID, GPU: device, UUID: g.UUID, Enable: enable,
+		Persistence: state.Persistence || left.Persistence,
+	}
+	if err := m.write(change); err != nil {
+		return false, err
+	}
+	err = m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill cuts it short
+	now := b.hardware.Node().Find(device)
+	return now != nil && now.MIG.Enabled == enable, err
+}
+
+// settle finishes a change that was cut short, of a GPU that is in the mode it is to have. Should it be in the other one by itself,
+// it is read again.
+func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records.ModeChange) error {
+	state, err := m.takeBack(ctx, g, left.Persistence)
+	if err != nil {
+		return err
+	}
+	if state.Current != g.MIG.Enabled {
+		klog.FromContext(ctx).Info("A GPU is in another MIG mode than it was read in: reading it again", "gpu", g.PCI.DeviceName(),
+			"enabled", state.Current)
+		if err := b.hardware.Retake(ctx, g.PCI); err != nil {
+			return err
+		}
+	}
+	return m.done(g.PCI.DeviceName())
+}
+
+// perform changes the mode of a GPU that nothing uses; the change is on record. If it fails, the mode is what it was.
+func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, change *records.ModeChange) error {
+	klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which takes a reset", "gpu", change.GPU, "uuid", g.UUID,
+		"enable", change.Enable)
+	if err := b.hardware.Release(ctx, g.PCI); err != nil {
+		return errors.Join(err, m.done(change.GPU))
+	}
+	// Once more, as late as can be: a scheduler may have decided before it saw that the devices are withdrawn.
+	failed := m.checkUnprepared(ctx, change.GPU)
+	if failed == nil {
+		failed = m.reset(ctx, g, change)
+	}
+	_, restored := m.takeBack(ctx, g, change.Persistence)
+	restored = errors.Join(restored, b.hardware.Retake(ctx, g.PCI))
+	if restored == nil {
+		restored = m.done(change.GPU)
+	}
+	return errors.Join(failed, restored)
+}
+
+// reset sets the mode of a GPU that this process has closed and resets it, unless the driver has done so by itself.
+func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
+	if change.Persistence {
+		if err := m.Tool.SetPersistence(ctx, g.PCI, false); err != nil {
+			return err
+		}
+	}
+	said, setErr := m.Tool.SetMode(ctx, g.PCI, change.Enable)
+	state, err := m.Tool.Query(ctx, g.PCI)
+	if err == nil && state.Current == change.Enable {
+		return nil
+	}
+	if err := errors.Join(setErr, err); err != nil {
+		return err
+	}
+	resetErr := m.Tool.Reset(ctx, g.PCI)
+	state, err = m.Tool.Query(ctx, g.PCI)
+	if err == nil && state.Current == change.Enable {
+		return nil
+	}
+	if err := errors.Join(resetErr, err); err != nil {
+		inUse := strings.Contains(strings.ToLower(err.Error()+said), "in use by another client") // NVML_ERROR_IN_USE, as nvidia-smi has it
+		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g, inUse))
+	}
+	return fmt.Errorf("nvidia-smi reset the GPU, and its MIG mode is as it was: %w%s", gpu.ErrResetRequired, printed(said))
+}
+
+// takeBack ends a mode that is pending, switches the persistence mode on where it is to be, and makes sure of both. It returns the
+// state that the GPU is in after that.
+func (m *Modes) takeBack(ctx context.Context, g *gpu.GPU, persistence bool) (smi.State, error) {
+	state, err := m.Tool.Query(ctx, g.PCI)
+	if err != nil {
+		return state, err
+	}
+	pending, off := state.Pending != state.Current, persistence && !state.Persistence
+	if !pending && !off {
+		return state, nil
+	}
+	said := ""
+	if pending {
+		if said, err = m.Tool.SetMode(ctx, g.PCI, state.Current); err != nil {
+			return state, err
+		}
+	}
+	if off {
+		if err := m.Tool.SetPersistence(ctx, g.PCI, true); err != nil {
+			return state, err
+		}
+	}
+	if state, err = m.Tool.Query(ctx, g.PCI); err != nil {
+		return state, err
+	}
+	if state.Pending != state.Current {
+		return state, fmt.Errorf("nvidia-smi set the MIG mode back, and it is pending still: %w%s", gpu.ErrResetRequired, printed(said))
+	}
+	if persistence && !state.Persistence {
+		return state, errors.New("nvidia-smi switched the persistence mode on, and it is off still")
+	}
+	return state, nil
+}
+
+// printed ends an error with what nvidia-smi said of a mode, such as why it is pending.
+func printed(said string) string {
+	if said == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (nvidia-smi -mig printed %q)", said)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// yielding are programs that have GPUs open and are no reason to wait, by their names in /proc/PID/comm, which has 15 bytes:
+// nvidia-persistenced closes a GPU when its persistence mode is switched off (NVIDIA/NVSentinel#1692), and on NVSwitch systems
+// with A100 "Fabric Manager is required to facilitate reset" (nvidia-smi's manual, --gpu-reset).
+var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
+
+const (
+	// listTimeout bounds the question which claims have a GPU.
+	listTimeout = 10 * time.Second
+	// mostOvertaken is how many claims are named that a change has overtaken: shares of a GPU are at most as many.
+	mostOvertaken = 100
+)
+
+// checkIdle fails unless no claim and no process has a GPU and nothing is on it; the caller holds its lock. What Cleave created
+// ahead of claims, and the policy no longer has, is destroyed.
+func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
+	device := g.PCI.DeviceName()
+	var names []string
+	for _, r := range m.ledger.index.on(device, "").all {
+		names = append(names, r.Claim.String())
+	}
+	for _, c := range m.ledger.conflicts(device) {
+		names = append(names, c.String())
+	}
+	if len(names) > 0 {
+		return fmt.Errorf("it is allocated to claims %s: %w", strings.Join(slices.Compact(names), ", "), gpu.ErrInUse)
+	}
+	if corrupt := m.ledger.names.corruptOn(device); len(corrupt) > 0 {
+		return fmt.Errorf("the records of claims %v are corrupt, and they may have it: %w", corrupt, gpu.ErrInUse)
+	}
+	if err := m.checkUnprepared(ctx, device); err != nil {
+		return err
+	}
+	if err := m.checkPartitions(ctx, b, g); err != nil {
+		return err
+	}
+	pids, err := b.hardware.Processes(ctx, g.PCI)
+	if err != nil && !errors.Is(err, gpu.ErrNotSupported) {
+		return err
+	}
+	holders, err := m.gate.holders(ctx, g, nil)
+	if len(pids) > 0 {
+		return fmt.Errorf("%w by processes %v%s", gpu.ErrInUse, pids, describeHolders(holders))
+	}
+	if err != nil { // then the driver says whether others use it
+		klog.FromContext(ctx).V(4).Info("Not all that have a GPU open can be seen", "gpu", device, "reason", err.Error())
+	}
+	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
+	if len(holders) > 0 {
+		return fmt.Errorf("%w%s", gpu.ErrInUse, describeHolders(holders))
+	}
+	return nil
+}
+
+// checkUnprepared fails if a claim was allocated something of a GPU and is yet to be prepared: nobody else knows of it.
+func (m *Modes) checkUnprepared(ctx context.Context, device string) error {
+	found, err := m.unprepared(ctx, device, 1)
+	if err != nil {
+		return fmt.Errorf("list the claims that may have it: %w", err)
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("it is allocated to claim %s, which is yet to be prepared: %w", found[0], gpu.ErrInUse)
+	}
+	return nil
+}
+
+// unprepared are the first claims of the API server, up to a number, that were allocated something of a GPU and have no record.
+func (m *Modes) unprepared(ctx context.Context, device string, most int) (found []records.Claim, err error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	err = m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		for _, l := range m.ledger.names.ledgers() {
+			r := allocation(claim, nil, l.id)
+			if r != nil && slices.Contains(r.GPUs(), device) && l.index.get(claim.UID) == nil {
+				found = append(found, r.Claim)
+				break
+			}
+		}
+		return len(found) < most
+	})
+	return found, err
+}
+
+// reportOvertaken reports the claims whose device went with the mode: the scheduler decided on them so late that they were not to be
+// seen before.
+func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool) {
+	claims, err := m.unprepared(ctx, device, mostOvertaken)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Whether claims were allocated a GPU while its MIG mode changed cannot be found out", "gpu", device)
+		return
+	}
+	if len(claims) == 0 {
+		return
+	}
+	klog.FromContext(ctx).Info("Claims were allocated a GPU while its MIG mode changed, and cannot be prepared", "gpu", device,
+		"enabled", enabled, "claims", claims)
+	if g := m.gate.backend.Load().hardware.Node().Find(device); g != nil && m.Overtaken != nil {
+		m.Overtaken(g, claims)
+	}
+}
+
+// checkPartitions fails if there are partitions on a GPU that Cleave did not create, or that are in use.
+func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU) error {
+	device := g.PCI.DeviceName()
+	if m.ledger.layout(device) != nil {
+		if err := m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)); err != nil {
+			return err
+		}
+	}
+	parts, err := b.hardware.Partitions(ctx, g)
+	if err != nil {
+		return err
+	}
+	if len(parts) > 0 {
+		return fmt.Errorf("%w: %s", gpu.ErrPartitioned, m.partitions.describe(device, &parts[0]))
+	}
+	return nil
+}

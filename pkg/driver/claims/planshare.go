@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// share works out what a device is of a shared GPU or partition; nil for one that is none.
+func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
+	c := d.config
+	if err := checkTier(d.shape, c); err != nil {
+		return nil, err
+	}
+	if !d.shape.IsShare() && !d.admin && c != nil && c.params.Exclusive() {
+		return exclusive(d, c)
+	}
+	if !d.shape.IsShare() || d.admin {
+		return nil, nil //nolint:nilnil // not a share is an ordinary answer
+	}
+	if result.ShareID == nil {
+		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the "+
+			"scheduler and the API server, then delete the pod: its claim remains as it is", result.Device)
+	}
+	sharing := d.offer.Sharing(d.shape)
+	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
+	for _, amount := range []struct {
+		of string
+		to *int64
+	}{{gpu.CapacityShares, &s.Shares}, {gpu.CapacityMemory, &s.Memory}, {gpu.CapacityCores, &s.Cores}} {
+		q, ok := result.ConsumedCapacity[resourceapi.QualifiedName(amount.of)]
+		if !ok {
+			continue
+		}
+		n := q.Value() // not AsInt64, to which 1.5Gi is no whole number
+		if q.CmpInt64(n) != 0 || n < 0 {
+			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number",
+				amount.of, result.Device, q.String())
+		}
+		*amount.to = n
+	}
+	if s.Kind == gpu.TimeSlice {
+		if c != nil {
+			s.Interval = string(c.params.TimeSlice.Interval)
+		}
+		if s.Interval != "" && d.shape.IsPartition() {
+			return nil, fmt.Errorf("%s: timeSlice.interval: a GPU has one interval for all of its partitions, so none can have its own: remove it, "+
+				"or use a device of type %s", c.describe(), gpu.TypeTimeSlice)
+		}
+		return s, nil
+	}
+	var err error
+	if s.MPS, err = mpsLimits(s, c, sharing); err != nil {
+		return nil, err
+	}
+	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
+}
+
+// manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
+// "Limitations": 60 clients with CUDA_DEVICE_MAX_CONNECTIONS=2).
+const manyClients = 48
+
+// wholeGPU is all multiprocessors of a GPU, in percent.
+const wholeGPU = 100
+
+// mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
+func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.MPS, error) {
+	m := &records.MPS{
+		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
+		BelowNormal: sharing.Priority == string(v1alpha1.PriorityBelowNormal),
+	}
+	if m.ThreadPercentage == 0 {
+		m.ThreadPercentage = wholeGPU
+	}
+	if c == nil {
+		return m, nil
+	}
+	wish := c.params.MPS
+	if p := wish.ActiveThreadPercentage; p != nil {
+		if int64(*p) > m.ThreadPercentage {
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores "+
+				"in the request", c.describe(), *p, m.ThreadPercentage)
+		}
+		m.ThreadPercentage = int64(*p)
+	}
+	if q := wish.PinnedDeviceMemoryLimit; q != nil {
+		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s that the claim was allocated: ask for more memory "+
+				"in the request", c.describe(), q, resource.NewQuantity(s.Memory, resource.BinarySI))
+		}
+		m.Memory = q.Value()
+	}
+	if wish.Priority != "" {
+		m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	}
+	return m, nil
+}
+
+// checkThreads refuses a percentage of a partition's multiprocessors that is less than one: MPS cannot divide it.
+func checkThreads(s gpu.Shape, c *config, percent int64) error {
+	if !s.IsPartition() || percent == 0 || percent >= s.Profile.LeastCores() {
+		return nil
+	}
+	by := "the allocation"
+	if c != nil {
+		by = c.describe()
+	}
+	return fmt.Errorf("%s: %d percent of partition %s (%s) are less than one of its %d multiprocessors: ask for %d percent or more",
+		by, percent, s.Unshared().Name(), s.Profile.Name, s.Profile.Multiprocessors, s.Profile.LeastCores())
+}
+
+// NVIDIA's driver shares a whole GPU or a partition among the containers of the one claim that has it, by parameters of that
+// claim. Here it is a share that is exclusive: the claim has the device as one without parameters does, and the device is in
+// the state of a shared one as long.
+
+// mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
+// Execution Resource Provisioning").
+const mpsMajor = 7
+
+// exclusive works out how a claim's own processes share the GPU or partition that it has; nil where nothing has to be done for
+// it. Each GPU has the default interval as long as nobody asks for another.
+func exclusive(d device, c *config) (*records.Share, error) {
+	params, g := c.params, d.shape.GPU
+	s := &records.Share{ID: records.ExclusiveID, Exclusive: true}
+	if params.MPS == nil {
+		if params.TimeSlice.Interval == v1alpha1.IntervalDefault {
+			return nil, nil //nolint:nilnil // not a share is an ordinary answer
+		}
+		s.Kind, s.Interval = gpu.TimeSlice, string(params.TimeSlice.Interval)
+		return s, nil
+	}
+	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
+		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use "+
+			"strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
+	}
+	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
+	if p := params.MPS.ActiveThreadPercentage; p != nil {
+		s.MPS.ThreadPercentage = int64(*p)
+	}
+	var err error
+	if s.MPS.Memory, err = params.MPS.MemoryLimit(g.UUID); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.describe(), err)
+	}
+	memory := g.Memory
+	if d.shape.IsPartition() {
+		memory = &d.shape.Profile.Memory
+	}
+	if memory != nil && uint64(s.MPS.Memory) >= *memory {
+		s.MPS.Memory = 0 // no limit, as there is no more
+	}
+	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
+}
+
+// checkServers refuses a request for MPS shares of several GPUs or partitions: a container knows one server only, CUDA's by
+// CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
+func checkServers(devices []device) error {
+	first, alone := map[string]device{}, map[int]device{}
+	for _, d := range devices {
+		if d.share == nil || d.share.Kind != gpu.MPS {
+			continue
+		}
+		if other, ok := first[d.request]; ok && other.shape.Unshared().Name() != d.shape.Unshared().Name() {
+			if d.share.Exclusive {
+				return fmt.Errorf("request %q: %s asks for MPS on two devices, %s and %s: an MPS server serves one, and a container can use one "+
+					"server. "+
+					"Ask for each device in a request of its own, with an opaque configuration and a container of its own",
+					d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
+			}
+			return fmt.Errorf("request %q: it has MPS shares of two devices, %s and %s, and a container can use those of one only: ask for them in "+
+				"two requests, for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
+		}
+		first[d.request] = d
+		if !d.share.Exclusive {
+			continue
+		}
+		if other, ok := alone[d.config.position]; ok {
+			return fmt.Errorf("request %q: %s asks for one MPS server for two devices, %s of request %q and %s, and a server has one: give each "+
+				"request an opaque configuration of its own, "+
+				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
+		}
+		alone[d.config.position] = d
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// Options of a Preparer. What is nil or empty is not used.
+type Options struct {
+	Identity
+	// BootID is the content of /proc/sys/kernel/random/boot_id.
+	BootID string
+	Store  *records.Store
+	Locks  *Locks
+	Specs  SpecRemover
+	// Layouts are kept there; nil where GPUs are not partitioned ahead of claims.
+	Layouts *records.LayoutStore
+	// Modes changes the MIG mode of GPUs that need a reset for it; nil where it is taken as found.
+	Modes *ModeOptions
+	// Sharing makes GPUs shared; nil where they are not.
+	Sharing Sharing
+	// Sessions has only what was created in the driver's present session count as Cleave's own. Without it, the boot alone
+	// counts.
+	Sessions DriverSessions
+	// Processes are those of the host. Without it, a claim that is gone from the API server is released once the driver lists
+	// no process on its GPUs.
+	Processes Processes
+	// Holders finds who else has GPUs open, for messages and before a GPU is reset; nil for nobody.
+	Holders FindHolders
+	// API has Prepare wait, for a while, for devices of claims that the API server no longer has or has deallocated. Without it
+	// Prepare refuses them.
+	API API
+	// OnChange is called, and must not block, when what Occupied returns may have changed by Cleave's own doing.
+	OnChange func()
+	// OnAllocate is called, and must not block or call the Preparer, when what is allocated to claims may have changed.
+	OnAllocate func()
+	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to give back what a claim had that has
+	// ended.
+	OnRelease func(claim records.Claim, err error)
+	// OnSpecRestored is called, and must not block, after Recover has written the CDI spec of a prepared claim again.
+	OnSpecRestored func(ctx context.Context, claim records.Claim)
+	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
+	// driver name; it may call AddPeer.
+	OnOtherProcess func(ctx context.Context)
+}
+
+// Preparer prepares and unprepares the claims of one driver name. All methods are safe for concurrent use.
+type Preparer struct {
+	Ledger *Ledger
+	*gate
+	Partitions *Partitions
+	Shares     *Shares
+	Modes      *Modes
+	specs      SpecRemover
+	processes  Processes // nil where the driver's list of processes is all there is
+	api        API       // nil to ask nobody which claims are leaving
+	onRelease  func(records.Claim, error)
+
+	onSpecRestored func(context.Context, records.Claim)
+}
+
+// New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
+func New(o Options) *Preparer {
+	n := &names{find: o.OnOtherProcess}
+	l := &Ledger{
+		id: o.Identity, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
+		sessions: sessions{o.Sessions}, names: n, changed: orNothing(o.OnChange),
+	}
+	l.layouts.store = o.Layouts
+	l.allocated = &allocations{index: newIndex(), records: l.index}
+	l.index.changed = orNothing(o.OnAllocate)
+	l.allocated.changed = l.index.changed
+	g := newGate(n, o.Holders)
+	p := &Preparer{
+		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
+		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,
+	}
+	l.allocated.outlasts = func(r *records.Record) bool { return p.backend.Load().isWithdrawn(r) }
+	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
+	if p.onSpecRestored == nil {
+		p.onSpecRestored = func(context.Context, records.Claim) {}
+	}
+	if p.onRelease == nil {
+		p.onRelease = func(records.Claim, error) {}
+	}
+	n.all = []*Preparer{p}
+	return p
+}
+
+func orNothing(f func()) func() {
+	if f == nil {
+		return func() {}
+	}
+	return f
+}
+
+// Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
+// repeated: a claim that is prepared already gets the same answer, after the same checks. Where other claims are about to
+// give back what it needs, it waits for them.
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
+	defer cancel()
+	if p.api != nil {
+		p.awaitStart(ctx)
+	}
+	devices, err := p.attempt(ctx, claim)
+	if p.api != nil && errors.As(err, new(*blockedError)) {
+		return p.prepareAfter(ctx, claim, err)
+	}
+	return devices, err
+}
+
+// attempt prepares a claim, or not, as things are.
+func (p *Preparer) attempt(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	return p.prepare(ctx, claim, false)
+}
+
+// preparation is one attempt to prepare a claim: plan, admit, record, change, inject.
+type preparation struct {
+	*Preparer
+	*backend
+	claim   *resourceapi.ResourceClaim
+	devices []device
+	// adopt lets the claim take over a partition that lies exactly where its own is to be and that no record names, for a claim
+	// whose record was lost.
+	adopt bool
+	// view is what is allocated of the claim's GPUs, as of when they were locked.
+	view view
+	// creates: there is something to undo should the preparation fail; intent: the hardware changes, which is on record before.
+	creates, intent bool
+	// patience ends the wait for clients of GPUs.
+	patience time.Time
+}
+
+// usable refuses devices of GPUs whose MIG mode is being changed, or has changed.
+func usable(b *backend, devices []device) error {
+	for i := range devices {
+		if err := b.hardware.Usable(devices[i].shape.GPU); err != nil {
+			why := ErrNoDriver
+			if errors.Is(err, gpu.ErrModeChanged) {
+				why = ErrInvalid
+			}
+			return &refusal{fmt.Errorf("request %q: %w", devices[i].request, err), why}
+		}
+	}
+	return nil
+}
+
+// prepare is Prepare without waiting; see preparation for adopt.
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, adopt bool) ([]records.Device, error) {
+	b := p.backend.Load()
+	if b.hardware == nil {
+		return nil, &refusal{fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason), ErrNoDriver}
+	}
+	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
+	if err != nil {
+		p.Ledger.allocated.noteUnoffered(claim, b.hardware.Node(), p.Ledger.id)
+		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.Ledger.id)
+	}
+	if len(devices) == 0 {
+		return nil, nil
+	}
+	if err := usable(b, devices); err != nil {
+		return nil, err
+	}
+	gpus := gpuNames(devices)
+	held, err := p.Ledger.lockFor(ctx, claim.UID, gpus)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Release()
+	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, adopt: adopt, view: p.Ledger.look(claim.UID, gpus)}
+	if have, err := a.admit(ctx); have != nil || err != nil {
+		return have, err
+	}
+	if err := a.record(); err != nil {
+		return nil, err
+	}
+	if err := a.change(ctx); err != nil {
+		return nil, a.undo(ctx, err)
+	}
+	done, err := a.inject(ctx)
+	if err != nil {
+		return nil, a.undo(ctx, err)
+	}
+	p.Ledger.corrupt.drop(claim.UID)
+	return done, nil
+}

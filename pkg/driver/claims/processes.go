@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
+)
+
+// maxPods bounds the pods that a record keeps: twice as many as can reserve a claim at a time
+// (resource/v1, ResourceClaimReservedForMaxSize).
+const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize
+
+// consumersOf are the pods that have reserved a claim, and whether something else has, too: such as a PodGroup of scheduling.k8s.io
+// (feature DRAWorkloadResourceClaims), which does not say which its pods are.
+func consumersOf(claim *resourceapi.ResourceClaim) (pods []types.UID, others bool) {
+	for _, c := range claim.Status.ReservedFor {
+		if c.APIGroup == "" && c.Resource == "pods" {
+			pods = append(pods, c.UID)
+		} else {
+			others = true
+		}
+	}
+	return pods, others
+}
+
+// ownerPod is the pod that a claim was generated for, from a template or for extended resources; empty for a claim of its own.
+func ownerPod(claim *resourceapi.ResourceClaim) types.UID {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	if owner == nil || owner.APIVersion != "v1" || owner.Kind != "Pod" {
+		return ""
+	}
+	return owner.UID
+}
+
+// mayHaveOthers reports whether pods that are not on a claim's record may have had it. The kubelet prepares a claim for its first pod
+// alone; others come and go, by force also from one reconcile to the next, and neither the kubelet nor the API server remembers
+// them. Only a claim that was generated for a pod is that pod's own, as long as no other names it, too.
+func mayHaveOthers(r *records.Record) bool {
+	return r.OtherConsumers || r.OwnerPod == "" || !slices.Equal(r.Pods, []types.UID{r.OwnerPod})
+}
+
+// notePods puts on record what has reserved a claim since it was prepared: the kubelet prepares a claim for its first pod alone.
+func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
+	if noting(r, claim) == nil {
+		return nil
+	}
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
+		if !sameDevices(now, r) {
+			return nil // prepared anew or unprepared since
+		}
+		return note(p.Ledger, now, claim)
+	})
+}
+
+// note is notePods for a caller that holds the locks of the record's GPUs.
+func note(l *Ledger, r *records.Record, claim *resourceapi.ResourceClaim) error {
+	if noted := noting(r, claim); noted != nil {
+		return l.write(noted)
+	}
+	return nil
+}
+
+// noting is a record with what has reserved the claim; nil if that is on it.
+func noting(r *records.Record, claim *resourceapi.ResourceClaim) *records.Record {
+	pods, others := consumersOf(claim)
+	noted := r.Clone()
+	noted.Pods, noted.OtherConsumers = joined(r.Pods, pods), r.OtherConsumers || others
+	if slices.Equal(noted.Pods, r.Pods) && noted.OtherConsumers == r.OtherConsumers {
+		return nil
+	}
+	return noted
+}
+
+// joined are the pods of a record with later ones: the latest, if they are too many. The others are not forgotten, see mayHaveOthers.
+func joined(pods, later []types.UID) []types.UID {
+	all := slices.Clone(pods)
+	for _, uid := range later {
+		if !slices.Contains(all, uid) {
+			all = append(all, uid)
+		}
+	}
+	return all[max(0, len(all)-maxPods):]
+}
+
+// users are who uses what claims have: the processes of their pods, and those that the driver lists.
+type users struct {
+	processes Processes // nil where the driver's list is all there is
+	gate      *gate
+	ledger    *Ledger
+}
+
+func (p *Preparer) users() users { return users{p.processes, p.gate, p.Ledger} }
+
+// checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
+// as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
+//
+// For the rest the driver is asked about whole GPUs. Partitions need no such check: one with a process in it cannot be
+// destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
+// its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
+// all GPUs open all the time.
+func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
+	b := u.gate.backend.Load()
+	if b.hardware == nil {
+		return fmt.Errorf("cannot find out whether they are in use: %w", b.reason)
+	}
+	seen := false
+	if ends && u.processes != nil {
+		if err := u.checkEnded(ctx, r); err != nil {
+			return err
+		}
+		seen = len(r.Pods) > 0 || r.OtherConsumers
+	}
+	for i := range r.Devices {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they may not all be known, no process
+// may have been given the claim. That costs a look at all containers, of which most claims, generated for one pod, have no need.
+// Where they are certainly not all known, the driver may list none on its GPUs either.
+func (u users) checkEnded(ctx context.Context, r *records.Record) error {
+	if u.processes == nil {
+		return nil
+	}
+	pids, err := u.processes.OfPods(ctx, r.Pods)
+	if err == nil && len(pids) == 0 && mayHaveOthers(r) {
+		if pids, err = u.ofClaim(ctx, r); isUnseen(err) && !r.OtherConsumers {
+			err = nil // the pods on record have ended, and nothing says that there are others
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
+	}
+	if len(pids) > 0 {
+		return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
+	}
+	if r.OtherConsumers {
+		return u.checkUnused(ctx, r)
+	}
+	return nil
+}
+
+// ofClaim lists processes of containers that have been given a claim. Those are found by its name, which a later claim may have by now:
+// what that one's pods have does not count.
+func (u users) ofClaim(ctx context.Context, r *records.Record) ([]int, error) {
+	pids, err := u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil || len(pids) == 0 {
+		return nil, err
+	}
+	var later []types.UID
+	for _, o := range u.ledger.index.claims() {
+		if o.Claim.Namespace == r.Claim.Namespace && o.Claim.Name == r.Claim.Name && o.Claim.UID != r.Claim.UID {
+			later = append(later, o.Pods...)
+		}
+	}
+	theirs, err := u.processes.OfPods(ctx, later)
+	return slices.DeleteFunc(pids, func(pid int) bool { return slices.Contains(theirs, pid) }), err
+}
+
+// checkUnused fails if the driver lists processes on a claim's GPUs, or does not answer.
+func (u users) checkUnused(ctx context.Context, r *records.Record) error {
+	b := u.gate.backend.Load()
+	if b.hardware == nil {
+		return fmt.Errorf("cannot find out whether its GPUs are in use: %w", b.reason)
+	}
+	for i := range r.Devices {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], true, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podsState is what is known of the processes of a claim's pods.
+type podsState int
+
+const (
+	// podsUnseen: the kubelet is believed that they have ended.
+	podsUnseen podsState = iota
+	podsEnded
+	// podsLeft: there are some, or there may be.
+	podsLeft
+)
+
+const (
+	// endPatience bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
+	// seconds, as the driver frees its memory.
+	endPatience = 10 * time.Second
+	// endRetry is the time between the first two looks, maxEndRetry between two later ones. No event says that the processes of a pod
+	// have ended.
+	endRetry, maxEndRetry = 50 * time.Millisecond, time.Second
+)
+
+// awaitEnded waits for the end of the processes of a claim's pods. The kubelet does so, too, before it has a claim unprepared, but
+// for those that the container runtime calls stopped all the same, and for pods that are gone from the API server: once a minute it
+// unprepares the claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at once, while its
+// containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are those of the pod
+// manager).
+//
+// A pod must not stay for ever, and one that was deleted by force is not there to wait for: the claim is released though its pods have
+// left processes, and what it had is not allocated again before those have ended. What is left of a pod is killed by the kubelet only
+// after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a process that hangs in the driver. Where
+// processes cannot be seen, the kubelet is believed.
+func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
+	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
+		return podsUnseen, nil
+	}
+	patience, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	for wait := endRetry; ; wait = min(wait*3/2, maxEndRetry) {
+		err := u.checkEnded(ctx, r)
+		switch {
+		case err == nil:
+			return podsEnded, nil
+		case isUnseen(err):
+			logger.Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
+			return podsUnseen, nil
+		case r.State == records.Releasing: // the kubelet asks again
+			return podsLeft, nil
+		}
+		retry := time.NewTimer(wait)
+		select {
+		case <-retry.C:
+			continue
+		case <-patience.Done():
+			retry.Stop()
+		}
+		if ctx.Err() != nil {
+			return podsLeft, fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
+		}
+		logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
+			"claim", r.Claim, "gpus", r.GPUs())
+		return podsLeft, nil
+	}
+}
+
+// isUnseen reports whether the processes of pods cannot be seen at all, by how the plugin was installed.
+func isUnseen(err error) bool {
+	return errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission)
+}
+
+// checkLeft fails if pods that had the claim before have left processes, and what its record lists would be freed or be given to
+// its next pods. Pods that run are none of those as long as its allocation is the same, whatever became of what they have.
+func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error {
+	if have.State != records.Releasing && sameAllocation(allocationOf(have), allocationOf(a.toRecord())) {
+		return nil
+	}
+	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {
+		return fmt.Errorf("the claim was released from GPUs %v, and cannot be prepared again yet: %w", have.GPUs(), err)
+	}
+	return nil
+}
+
+// checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
+func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
+	if d.AdminAccess || d.Partition != nil {
+		return nil
+	}
+	g, err := locate(b, d)
+	if err != nil {
+		return fmt.Errorf("cannot find out whether it is in use: %w", err)
+	}
+	if g == nil {
+		return nil // a GPU that is gone is used by nobody
+	}
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || u.ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
+		return nil
+	}
+	pids, err := b.hardware.Processes(ctx, g.PCI)
+	switch {
+	case takenOut(err):
+		return nil
+	case errors.Is(err, gpu.ErrNotSupported) && (seen || u.processes == nil):
+		return nil
+	case errors.Is(err, gpu.ErrNotSupported):
+		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w",
+			d.GPU, err)
+	case err != nil:
+		return err
+	case len(pids) > 0:
+		return fmt.Errorf("GPU %s is used by processes %v: %w", d.GPU, pids, gpu.ErrInUse)
+	}
+	return nil
+}

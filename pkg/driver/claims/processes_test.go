@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
+)
+
+// podProcesses are the processes of a node's pods.
+type podProcesses struct {
+	pids map[types.UID][]int
+	err  error
+}
+
+func (p *podProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error) {
+	var found []int
+	for _, uid := range pods {
+		found = append(found, p.pids[uid]...)
+	}
+	return found, p.err
+}
+
+// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process. What such a process
+// may use of a partition is not taken from it either.
+func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+	b.processes = seen
+	b.prepare("a", b.name(0, 19, 6))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	b.want(list("0 19@6"), list("a"), nil)
+	if !slices.Contains(b.Partitions.Occupied(), b.name(0, 19, 6)) {
+		t.Error("the partition is not tainted")
+	}
+	delete(seen.pids, "pod-uid")
+	b.Recover(t.Context())
+	b.want(nil, nil, nil)
+}
+
+// The kubelet prepares a claim for its first pod; others that share it are found in the API server.
+func TestReconcile_NotesPods(t *testing.T) {
+	b := newBed(t)
+	seen := &podProcesses{pids: map[types.UID][]int{}}
+	b.processes = seen
+	claim := claimOn("a", 1)
+	mustPrepare(t, b.Preparer, claim)
+	reserve := func(uid types.UID) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: uid})
+	}
+	reserve("second")
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "x", Resource: "pods", UID: "no-pod"})
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	r, err := b.Ledger.store.Read("a")
+	must(t, err)
+	equal(t, "pods", []types.UID{"pod-uid", "second"}, r.Pods)
+	for i := range 2 * maxPods {
+		claim.Status.ReservedFor = nil
+		reserve(types.UID(fmt.Sprint(i)))
+		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	}
+	if got := b.Ledger.index.get("a").Pods; len(got) != maxPods || !slices.Contains(got, types.UID(fmt.Sprint(2*maxPods-1))) {
+		t.Errorf("%d pods on record, want the latest %d", len(got), maxPods)
+	}
+	seen.pids["1000"] = []int{7}
+	b.Reconcile(t.Context(), &fakeAPI{})
+	equal(t, "records while another pod runs", list(line("a", 1)), onDisk(t, b.dir))
+}
+
+// The kubelet unprepares the claims of pods that it takes for inactive, also while their containers run.
+func TestUnprepare_ProcessesOfPods(t *testing.T) {
+	claim := claimOn("a", 1)
+	running := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+	tests := map[string]struct {
+		processes Processes
+		kept      bool
+	}{
+		"running":                              {processes: running, kept: true},
+		"another's":                            {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
+		"ends meanwhile":                       {processes: &endingProcesses{looks: 3}},
+		"not to be seen":                       {processes: &podProcesses{err: processes.ErrHidden}},
+		"not to be read, as a profile says so": {processes: &podProcesses{err: &fs.PathError{Op: "open", Err: fs.ErrPermission}}},
+		"nobody who looks":                     {},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // some wait for ten seconds
+			b := newBed(t)
+			b.processes, b.api = test.processes, &fakeAPI{}
+			mustPrepare(t, b.Preparer, claim)
+			mustUnprepare(t, b.Preparer, claim)
+			want := []string{}
+			if test.kept {
+				want = list(line("a", 1))
+			}
+			equal(t, "records", want, onDisk(t, b.dir))
+			if test.kept {
+				if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), false); err == nil {
+					t.Error("the GPU was given to another claim")
+				}
+			}
+		})
+	}
+}
+
+// A claim that was prepared for one pod and shared by another stays until both have ended.
+func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	seen := &podProcesses{pids: map[types.UID][]int{"second": {7}}}
+	b.processes = seen
+	claim := claimOn("a", 1)
+	mustPrepare(t, b.Preparer, claim)
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second"})
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	mustUnprepare(t, b.Preparer, claim)
+	if !slices.Contains(b.Partitions.Occupied(), gpuName(1)) {
+		t.Error("the GPU is not tainted while the second pod runs")
+	}
+	delete(seen.pids, "second")
+	b.Recover(t.Context())
+	b.wantOccupied()
+}
+
+// podsAlone are processes of pods where those of a claim cannot be seen.
+type podsAlone struct{ podProcesses }
+
+func (*podsAlone) OfClaim(context.Context, string, string) ([]int, error) {
+	return nil, processes.ErrHidden
+}
+
+// Where the process table cannot be seen, what is known of the pods on record is all there is.
+func TestReconcile_ProcessTableHidden(t *testing.T) {
+	b := newBed(t)
+	seen := &podsAlone{podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}}
+	b.processes = seen
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	wantDisk(t, b, line("a", 1))
+	clear(seen.pids)
+	b.Recover(t.Context())
+	wantDisk(t, b)
+}
+
+// endingProcesses are there for so many looks.
+type endingProcesses struct{ looks int }
+
+func (p *endingProcesses) OfPods(context.Context, []types.UID) ([]int, error) {
+	if p.looks--; p.looks < 0 {
+		return nil, nil
+	}
+	return []int{7}, nil
+}

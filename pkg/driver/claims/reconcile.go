@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// Reconcile compares the records with the API server: claims that are gone or allocated elsewhere give their GPUs
+// back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
+func (p *Preparer) Reconcile(ctx context.Context, api API) {
+	logger := klog.FromContext(ctx)
+	if err := p.Ledger.learn(ctx); err != nil {
+		logger.Error(err, "Could not look for records that another plugin has written or removed; it is tried again at the next reconcile")
+	}
+	repair(ctx, p.Ledger)
+	for _, r := range p.Ledger.index.claims() {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := p.reconcileClaim(ctx, api, r); err != nil {
+			logger.Error(err, "Could not reconcile a claim; it stays as it is", "claim", r.Claim)
+		}
+	}
+	for _, uid := range p.Ledger.corrupt.all() {
+		if err := p.remake(ctx, api, uid); err != nil {
+			logger.Error(err, "Could not create the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
+			continue
+		}
+		p.Ledger.corrupt.drop(uid)
+		p.Shares.stopUnrecorded(ctx, uid)
+	}
+	p.Shares.reconcileServed(ctx, api)
+}
+
+// repair writes records again that are corrupt and known by their copies.
+func repair(ctx context.Context, l *Ledger) {
+	for _, uid := range l.corrupt.takeCopied() {
+		r := l.index.get(uid)
+		if r == nil {
+			continue
+		}
+		err := l.locked(ctx, r, func(now *records.Record) error { return l.write(now) })
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not write a corrupt record again; its copy is used still", "claim", r.Claim)
+		}
+	}
+}
+
+// Maintain is Recover and Reconcile as one call: Quiesce waits for it.
+func (p *Preparer) Maintain(ctx context.Context, api API) {
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	p.Recover(ctx)
+	p.Reconcile(ctx, api)
+}
+
+// reconcileClaim gives back what a claim has if the API server says that nothing here is allocated to it and no process uses
+// its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: giving
+// it to another claim would put two tenants on it.
+func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
+	claim, gone, err := isGone(ctx, api, r, p.Ledger.id)
+	if err == nil && !gone {
+		err = p.notePods(ctx, r, claim)
+	}
+	if err != nil || !gone {
+		return err
+	}
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
+		if !sameDevices(now, r) {
+			return nil // prepared anew or unprepared since we looked
+		}
+		// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
+		if _, gone, err = isGone(ctx, api, now, p.Ledger.id); err != nil || !gone {
+			return err
+		}
+		if err := p.users().checkIdle(ctx, now, true); err != nil {
+			p.onRelease(now.Claim, err)
+			if left := p.users().checkEnded(ctx, now); errors.Is(left, gpu.ErrInUse) {
+				err = errors.Join(err, p.release(ctx, now.Claim.UID, podsLeft)) // so that its devices are tainted
+			}
+			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
+		}
+		klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
+		err = p.release(ctx, now.Claim.UID, podsEnded)
+		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // else Recover goes on with it
+			p.onRelease(now.Claim, err)
+		}
+		return err
+	})
+}
+
+// isGone reports whether the API server says that nothing here is allocated to a claim any more, and returns the claim if it has it.
+func isGone(ctx context.Context, api API, r *records.Record, id Identity) (*resourceapi.ResourceClaim, bool, error) {
+	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)
+	}
+	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, id), nil
+}
+
+// remake prepares a claim again whose record was corrupt, if it still has pods.
+func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
+	claim, err := api.ClaimByUID(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("look for claim %s: %w", uid, err)
+	}
+	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
+		return p.specs.RemoveClaim(uid)
+	}
+	_, err = p.prepare(ctx, claim, true)
+	return err
+}
+
+// allocates reports whether a claim's allocation still names every device of its record.
+func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity) bool {
+	if claim.Status.Allocation == nil {
+		return false
+	}
+	results := claim.Status.Allocation.Devices.Results
+	for _, d := range r.Devices {
+		if !slices.ContainsFunc(results, func(res resourceapi.DeviceRequestAllocationResult) bool {
+			return res.Driver == id.Driver && res.Pool == d.Pool && res.Device == d.Device
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// allocatedHere reports whether a claim has a device of this node.
+func allocatedHere(claim *resourceapi.ResourceClaim, id Identity) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Driver == id.Driver && r.Pool == id.Pool
+		})
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// record is the third step: what hardware is about to change is on disk before it does.
+func (a *preparation) record() error {
+	if !a.creates || recordsLate {
+		return nil
+	}
+	begun := a.toRecord().Clone()
+	if a.intent = needsIntent(begun); !a.intent {
+		return nil
+	}
+	begun.State = records.Preparing
+	return a.Ledger.write(begun)
+}
+
+// needsIntent reports whether a claim's hardware must be on record before it is changed. Partitions that are there, which
+// other claims share or a layout has, are not changed; a plain share changes nothing, and what MPS servers serve without a
+// record is taken from them at the next start (recoverMPS), where GPUs offer MPS; a server that is one claim's alone may be
+// anywhere.
+func needsIntent(r *records.Record) bool {
+	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && d.Partition.UUID == "" }) ||
+		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" }) ||
+		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
+}
+
+// toRecord is what is stored of the claim as it is by now. Its shares are those of the devices. Pods that had the claim before stay on
+// record: of some that run, what they have may be made anew.
+func (a *preparation) toRecord() *records.Record {
+	r := newRecord(a.claim, a.devices, a.Ledger.id, a.Ledger.bootID, a.cdi)
+	if have := a.view.have; have != nil {
+		r.Pods, r.OtherConsumers = joined(have.Pods, r.Pods), r.OtherConsumers || have.OtherConsumers
+	}
+	for _, d := range r.Partitions() {
+		d.Session = a.Ledger.sessions.of(d.GPU)
+	}
+	return r
+}
+
+// newRecord is what is stored for a claim with these devices. Where a partition is not there yet, it is only where it is to
+// be; of a share, nothing is known of the server that is to be there.
+func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, bootID string, cdi CDI) *records.Record {
+	r := &records.Record{
+		Format:  records.Format,
+		BootID:  bootID,
+		Claim:   records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Devices: make([]records.Device, 0, len(devices)),
+	}
+	r.Pods, r.OtherConsumers = consumersOf(claim)
+	r.OwnerPod = ownerPod(claim)
+	for i := range devices {
+		d := &devices[i]
+		device := records.Device{
+			Request: d.request, Pool: id.Pool, Device: d.name, AdminAccess: d.admin,
+			GPU: d.gpu, UUID: d.shape.GPU.UUID, Partition: d.partition, Share: d.share,
+		}
+		if d.shape.IsPartition() && d.partition == nil {
+			wanted := d.wanted()
+			device.Partition = &wanted
+		}
+		r.Devices = append(r.Devices, device)
+	}
+	own := r.WithEdits()
+	for i := range devices {
+		d, device := &devices[i], &r.Devices[i]
+		if d.cdiIDs == nil {
+			d.cdiIDs = []string{parentID(cdi, d.shape)}
+			if slices.Contains(own, device) {
+				d.cdiIDs = append(d.cdiIDs, cdi.ClaimID(claim.UID, device))
+			}
+		}
+		device.CDIDeviceIDs = d.cdiIDs
+	}
+	return r
+}
+
+// parentID is the CDI device by which a container gets the GPU of a shape. Only graphics profiles (+gfx) have the nodes by
+// which graphics programs use the GPU.
+func parentID(cdi CDI, shape gpu.Shape) string {
+	device := shape.GPU.PCI.DeviceName()
+	if shape.IsPartition() && !strings.Contains(shape.Profile.Name, "+gfx") {
+		return cdi.PartitionsID(device)
+	}
+	return cdi.DeviceID(device)
+}
+
+// sameDevices reports whether two records have the same devices in the same boot.
+func sameDevices(a, b *records.Record) bool {
+	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
+			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && sameIDs(x, y)
+	})
+}
+
+// sameIDs compares CDI ids. Release 0.1.0 gave partitions the device of the whole GPU in addition to their own: such a claim
+// keeps what it has.
+func sameIDs(x, y records.Device) bool {
+	if slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs) {
+		return true
+	}
+	return x.Partition != nil && y.Partition != nil && len(x.CDIDeviceIDs) == 2 && len(y.CDIDeviceIDs) == 2 &&
+		strings.TrimSuffix(x.CDIDeviceIDs[0], "-mig") == strings.TrimSuffix(y.CDIDeviceIDs[0], "-mig") && x.CDIDeviceIDs[1] == y.CDIDeviceIDs[1]
+}
+
+// sameShare reports whether two shares are the same but for where their server is.
+func sameShare(a, b *records.Share) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, y := *a, *b
+	if x.MPS != nil && y.MPS != nil {
+		m, n := *x.MPS, *y.MPS
+		m.PipeDir, m.ShmDir = n.PipeDir, n.ShmDir
+		if m != n {
+			return false
+		}
+		x.MPS, y.MPS = nil, nil
+	}
+	return x == y
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// Recover brings hardware and specs in line with the records: what a killed plugin left incomplete is removed, what a
+// claim gave back while the driver was away is destroyed, missing specs are written again, and unmanaged partitions are
+// looked for. It needs the hardware, and can be repeated at any time.
+func (p *Preparer) Recover(ctx context.Context) {
+	b := p.backend.Load()
+	if b.hardware == nil {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	for _, r := range p.Ledger.index.claims() {
+		if ctx.Err() != nil {
+			return
+		}
+		if r.State == records.Prepared && len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
+			continue
+		}
+		if err := p.recoverClaim(ctx, b, r); err != nil {
+			logger.Error(err, "Could not recover a claim; it is tried again at the next reconcile", "claim", r.Claim)
+		}
+	}
+	p.Shares.recover(ctx, b)
+	p.Partitions.FindUnmanaged(ctx)
+}
+
+// Unfinished reports whether Recover has something to remove: claims that were cut short, or that gave back what could not
+// be taken away yet.
+func (p *Preparer) Unfinished() bool {
+	return slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
+}
+
+// recoverClaim does what a record's state asks for.
+func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
+		before := now
+		now, err := p.Ledger.renew(ctx, b, before)
+		if err != nil {
+			return err
+		}
+		if now != before && now.State == records.Prepared && !lacksSpec(b, now) {
+			if err := b.cdi.WriteClaim(ctx, now); err != nil { // it notes the session
+				return err
+			}
+		}
+		if now.State != records.Prepared {
+			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
+			err := p.removeLeft(ctx, b, now)
+			p.onRelease(now.Claim, err)
+			return err
+		}
+		_, err = p.intact(ctx, b, now)
+		return err
+	})
+}
+
+// removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left. One that
+// was cut short may have been prepared before, and its pods run.
+func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
+	if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
+		return err
+	}
+	if err := p.undo(ctx, b, r); err != nil {
+		return err
+	}
+	return p.forget(r.Claim.UID)
+}
+
+// intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
+// error says nothing about the partitions.
+func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	if there, err := p.Ledger.sessions.there(ctx, b, r); err != nil || !there {
+		return false, err
+	}
+	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {
+		return false, err
+	}
+	if lacksSpec(b, r) {
+		err := b.cdi.WriteClaim(ctx, r)
+		if err == nil {
+			p.onSpecRestored(ctx, r.Claim)
+		}
+		return true, err
+	}
+	if len(r.Partitions()) > 0 {
+		b.cdi.EnsureNodes(ctx, r)
+	}
+	return true, nil
+}
+
+// lacksSpec reports whether the spec of a claim that needs one is not there.
+func lacksSpec(b *backend, r *records.Record) bool {
+	return len(r.WithEdits()) > 0 && !b.cdi.HasClaim(r.Claim.UID)
+}
+
+// LackSpecs reports whether the spec of a prepared claim is not there. Recover writes it.
+func LackSpecs(p *Preparer) bool {
+	b := p.backend.Load()
+	return b.hardware != nil && slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool {
+		return r.State == records.Prepared && lacksSpec(b, r)
+	})
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// refusedFor is how long a profile is believed to be refused without another attempt.
+const refusedFor = 10 * time.Minute
+
+// refused are the answers of drivers that created no partition though nothing lay in its place, by the device name of the GPU. They have
+// reasons that neither possible placements nor remaining capacity show: "QA observed only 3 creatable 1g instances on a 61x Station
+// even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). They are not known after a restart.
+type refused struct {
+	mu    sync.Mutex
+	byGPU map[string]map[int]refusedProfile // by the profile's ID
+}
+
+// refusedProfile is one answer. It holds while the partitions that were there are there: with one gone, the driver may think again.
+type refusedProfile struct {
+	// places are those of a claim that asks for several partitions, which may fit one by one. Where it is nil, all places of the profile
+	// are set aside, as each would cost a pod that does not start.
+	places []gpu.Place
+	beside []gpu.Place
+	at     time.Time
+}
+
+func (r *refused) note(gpuDevice string, profileID int, answer refusedProfile) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byGPU == nil {
+		r.byGPU = map[string]map[int]refusedProfile{}
+	}
+	if r.byGPU[gpuDevice] == nil {
+		r.byGPU[gpuDevice] = map[int]refusedProfile{}
+	}
+	r.byGPU[gpuDevice][profileID] = answer
+}
+
+// forget drops what is known of a profile, of which a partition has been created.
+func (r *refused) forget(gpuDevice string, profileID int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byGPU[gpuDevice], profileID)
+}
+
+// of reports which places of a GPU are refused while some partitions are there.
+func (r *refused) of(gpuDevice string, there []gpu.Partition) func(gpu.Place) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	profiles, places := map[int]bool{}, map[gpu.Place]bool{}
+	for id, answer := range r.byGPU[gpuDevice] {
+		isGone := func(p gpu.Place) bool {
+			return !slices.ContainsFunc(there, func(part gpu.Partition) bool { return part.Place() == p })
+		}
+		if slices.ContainsFunc(answer.beside, isGone) || time.Since(answer.at) >= refusedFor {
+			continue
+		}
+		profiles[id] = answer.places == nil
+		for _, p := range answer.places {
+			places[p] = true
+		}
+	}
+	return func(p gpu.Place) bool { return profiles[p.ProfileID] || places[p] }
+}
+
+// noteOutcome remembers whether the driver has created the partition of a device, and explains its refusal where nothing lies in the
+// way. before are the other devices of the preparation, whose partitions go with it. The caller holds the lock of the GPU.
+func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before []device, err error) error {
+	if err == nil {
+		r.forget(d.gpu, d.shape.Profile.ID)
+		return nil
+	}
+	if !errors.Is(err, gpu.ErrInsufficientResources) {
+		return err
+	}
+	all, listErr := b.hardware.Partitions(context.WithoutCancel(ctx), d.shape.GPU)
+	if listErr != nil || !d.shape.FitsAlongside(shapesOf(d.shape.GPU, all)) {
+		return err // what is there says enough
+	}
+	answer := refusedProfile{at: time.Now()}
+	for _, part := range all {
+		isOwn := func(o device) bool { return o.gpu == d.gpu && o.partition != nil && samePlace(*o.partition, part) }
+		if slices.ContainsFunc(before, isOwn) {
+			answer.places = append(answer.places, part.Place())
+		} else {
+			answer.beside = append(answer.beside, part.Place())
+		}
+	}
+	if answer.places != nil {
+		answer.places = append(answer.places, placeOf(d.shape))
+	}
+	r.note(d.gpu, d.shape.Profile.ID, answer)
+	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; it is set aside",
+		"device", d.name, "profile", d.shape.Profile.Name, "partitions", len(all), "reason", err.Error())
+	return fmt.Errorf("%w: %w, and its like is not allocated on this GPU until another partition is gone, or for %s: delete the pod, so that "+
+		"it is scheduled again", err, errRefused, refusedFor)
+}
+
+// errRefused is wrapped by what noteOutcome says of a refusal that it has remembered.
+var errRefused = errors.New("the driver does not create it though nothing is in its place")
+
+func placeOf(s gpu.Shape) gpu.Place {
+	return gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// A driver may wipe idle partitions when a GPU leaves MIG mode: whoever needs the whole GPU must look before.
+func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
+	for _, tier := range []string{"", "-timeslice", "-mps"} {
+		t.Run("device"+tier, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			b.use(v1alpha1.Rule{})
+			must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
+			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
+			err := b.tryPrepare("a", b.name(0)+tier)
+			wantError(t, err, "partitions that Cleave did not create")
+			b.want(list("0 14@2"), nil, nil)
+		})
+	}
+}
+
+// The same where a failing call hides the partitions.
+func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
+	for _, call := range []string{"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo"} {
+		b := newSimBed(t, "hgx-h100")
+		must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
+		occupy(t, b.node, 0, 14, 2, 2)
+		must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
+		if err := b.tryPrepare("a", b.name(0)); err == nil {
+			t.Errorf("%s fails: the whole GPU was given", call)
+		}
+		must(t, b.node.Faults().Clear(-1))
+		b.want(list("0 14@2"), nil, nil)
+	}
+}
+
+// Where the driver looks for clients only when the first GPU instance is created, that is where they are waited for.
+func TestPrepare_FirstPartitionInUse(t *testing.T) {
+	open := func(t *testing.T) *simBed {
+		t.Helper()
+		b := newSimBed(t, "hgx-h100")
+		must(t, b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true))
+		must(t, b.node.Clients().Add(0, monitor))
+		return b
+	}
+	t.Run("until the client ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := open(t)
+			go func() {
+				<-time.After(20 * time.Second)
+				if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
+					t.Error(err)
+				}
+			}()
+			b.prepare("a", b.name(0, 19, 6), b.name(0, 19, 5))
+			b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
+		})
+	})
+	t.Run("not longer than the kubelet waits", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := open(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+			defer cancel()
+			_, err := b.Prepare(ctx, deviceClaim("a", b.name(0, 19, 6)))
+			if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
+				t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
+			}
+			b.want(nil, nil, nil)
+		})
+	})
+}
+
+// sessionsOf is a driver whose sessions a test ends.
+type sessionsOf struct {
+	session string
+	broken  bool
+	witness map[int]string // by GPU instance
+	endErr  error
+}
+
+func (s *sessionsOf) Of(string) string         { return s.session }
+func (s *sessionsOf) Unbroken(string) bool     { return !s.broken }
+func (s *sessionsOf) Witness(_, gi int) string { return s.witness[gi] }
+
+func (s *sessionsOf) End() error {
+	if s.endErr != nil {
+		return s.endErr
+	}
+	s.session, s.broken = s.session+"'", true
+	return nil
+}
+
+// newSessionBed is a bed that distinguishes sessions of the driver.
+func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
+	t.Helper()
+	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
+	b.Ledger.sessions = sessions{s}
+	return b, s
+}
+
+// in has a plugin distinguish sessions of the driver.
+func in(s *sessionsOf) func(*Options) { return func(o *Options) { o.Sessions = s } }
+
+// release releases the driver, and uses it again after something happened.
+func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
+	b.t.Helper()
+	b.SetWaiting(gpu.ErrDriverNotLoaded)
+	b.Quiesce()
+	must(b.t, b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}))
+	meanwhile()
+	return b.restart(in(s))
+}
+
+// A partition that someone else created anew, in the same place and with the same IDs, is never destroyed, and tainted.
+func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
+	b, s := newSessionBed(t)
+	device := b.name(0, 19, 6)
+	b.prepare("a", device)
+	b.prepare("ended", b.name(0, 19, 5))
+	b = b.release(s, func() {
+		b.unprepare("ended") // without the driver
+		must(t, b.node.Hardware().ForceRemake(0))
+	})
+	serials := b.serials()
+	err := b.tryPrepare("a", device)
+	wantError(t, err, "released or reloaded")
+	b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.Recover(t.Context())
+	b.want(list("0 19@5", "0 19@6"), nil, nil)
+	equal(t, "GPU instances were destroyed", serials, b.serials())
+	if got := b.Partitions.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
+		t.Errorf("occupied devices %v: want %s and the whole GPU", got, device)
+	}
+}
+
+// serials distinguish GPU instances from those that are created in their places.
+func (b *simBed) serials() []unmanaged {
+	b.t.Helper()
+	found, err := instancesNow(b.node)
+	must(b.t, err)
+	return found
+}
+
+// Where nothing lies in its place, a claim gets a partition of the new session.
+func TestDriverSession_PartitionGone(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	b = b.release(s, func() {
+		must(t, b.node.Hardware().ForceReset(0))
+	})
+	b.prepare("a", b.name(0, 19, 6))
+	b.want(list("0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.want(nil, nil, nil)
+}
+
+// A partition that proves to be the same stays the claim's: pods on other GPUs go on while one GPU is reset.
+func TestDriverSession_PartitionWithWitness(t *testing.T) {
+	b, s := newSessionBed(t)
+	s.witness = map[int]string{13: "w13", 12: "w12"}
+	for uid, device := range map[types.UID]string{"same": b.name(0, 19, 6), "other": b.name(0, 19, 5), "ended": b.name(1, 19, 6)} {
+		b.prepare(uid, device)
+	}
+	b = b.release(s, func() {
+		b.unprepare("ended")
+		s.witness[12] = "another"
+	})
+	b.want(list("0 19@5", "0 19@6"), list("other", "same"), list("other", "same"))
+	b.prepare("same", b.name(0, 19, 6))
+	b = b.restart(in(s))
+	b.unprepare("same")
+	b.unprepare("other")
+	b.want(list("0 19@5"), nil, nil)
+}
+
+func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
+	b, s := newSessionBed(t)
+	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})
+	node.Offers[0].Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
+	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
+	if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
+		t.Fatal(p)
+	}
+	b = b.release(s, func() {
+		must(t, b.node.Hardware().ForceRemake(0))
+	})
+	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
+	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
+	for range 2 {
+		if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
+			t.Fatal(p)
+		}
+		b.want(list("0 19@5", "0 19@6"), nil, nil)
+	}
+}
+
+// Records of a release that noted no session count as of the one in which they are first read, and of no later one.
+func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 19, 6))
+	b.prepare("b", b.name(0, 19, 5))
+	s := &sessionsOf{session: "1"}
+	b = b.restart(in(s))
+	b.unprepare("a")
+	b.want(list("0 19@5"), list("b"), list("b"))
+	s.session = "2" // the driver is reloaded while the plugin is down
+	b = b.restart(in(s))
+	b.unprepare("b")
+	b.want(list("0 19@5"), nil, nil)
+}
+
+func TestDriverSession_CutShort(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	r := b.Ledger.index.get("a").Clone()
+	r.State, r.Devices[0].Partition.UUID, r.Devices[0].Partition.CI = records.Preparing, "", nil
+	must(t, b.Ledger.store.Write(r))
+	s.session, s.broken = "2", true
+	b = b.restart(in(s))
+	b.want(list("0 19@6"), nil, nil)
+}
+
+// A claim whose record is lost has its partition back as its own if nobody else can have created it.
+func TestDriverSession_CorruptRecord(t *testing.T) {
+	for name, test := range map[string]struct {
+		happens func(b *simBed, s *sessionsOf) *simBed
+		left    []string
+	}{
+		"in the first session": {func(b *simBed, _ *sessionsOf) *simBed { return b }, nil},
+		"in a later session": {func(b *simBed, s *sessionsOf) *simBed {
+			s.broken = true
+			return b
+		}, nil},
+		"in a later session, and no spec": {func(b *simBed, s *sessionsOf) *simBed {
+			s.broken = true
+			must(b.t, b.specs.RemoveClaim("a"))
+			return b
+		}, list("0 19@6")},
+		"reloaded since": {func(b *simBed, s *sessionsOf) *simBed {
+			s.session, s.broken = "2", true
+			return b
+		}, list("0 19@6")}, // it may be someone else's
+		"proven to be the same since": {func(b *simBed, s *sessionsOf) *simBed {
+			s.witness[13] = "w13"
+			return b.release(s, func() {})
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := newSessionBed(t)
+			b.prepare("a", b.name(0, 19, 6))
+			b = test.happens(b, s)
+			spoil(t, b.dir, "a")
+			b = b.restart(in(s))
+			b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
+			b.want(list("0 19@6"), list("a"), list("a"))
+			b.unprepare("a")
+			b.want(test.left, nil, nil)
+		})
+	}
+}
+
+// A session that cannot be ended on record is reported to whoever releases the driver.
+func TestEndSession_Fails(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	s.endErr = errors.New("read-only")
+	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); !errors.Is(err, s.endErr) {
+		t.Errorf("EndSession = %v, want %v", err, s.endErr)
+	}
+	s.endErr, b.disk.fail = nil, func(op, _ string) error {
+		if op == "WriteFile" {
+			return errors.New("no space")
+		}
+		return nil
+	}
+	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); err == nil || s.session != "1" {
+		t.Errorf("EndSession = %v in session %s, want an error and the session to go on", err, s.session)
+	}
+}

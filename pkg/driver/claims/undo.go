@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// undo undoes a preparation that failed, so that nothing is left behind; should even that fail, the record stays and says that
+// work is left. Where nothing was created, an earlier record stays as it is.
+func (a *preparation) undo(ctx context.Context, cause error) error {
+	if !a.creates {
+		return cause
+	}
+	r := a.toRecord()
+	if errors.Is(cause, gpu.ErrLeftBehind) {
+		r.State = records.Preparing // what was created is found by its place
+	}
+	// Not ctx: what was begun must be undone when the kubelet has given up waiting, too.
+	if err := a.Preparer.undo(context.WithoutCancel(ctx), a.backend, r); err != nil {
+		return errors.Join(cause, err)
+	}
+	return errors.Join(cause, a.forget(a.claim.UID))
+}
+
+// Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
+// that has nothing is no error. What pods have that left processes is not allocated again
+// before those have ended, see awaitEnded.
+func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	if err := p.recallCorrupt(ctx, claim); err != nil {
+		return err
+	}
+	pods := podsUnseen
+	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
+		if pods, err = p.users().awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
+			return err
+		}
+	}
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	have, err := p.Ledger.find(claim.UID)
+	defer p.Ledger.corrupt.drop(claim.UID) // not to be created again
+	if err != nil {
+		return err
+	}
+	if have == nil {
+		p.Shares.stopServed(ctx, claim.UID)
+		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
+	}
+	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	return p.release(ctx, claim.UID, pods)
+}
+
+// recallCorrupt creates the record of a claim that is to be unprepared again, if that is corrupt, so that what it has is not left
+// behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
+func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
+	_, err := p.Ledger.find(of.UID)
+	corrupt := (*store.CorruptError)(nil)
+	if errors.As(err, &corrupt) {
+		if err := p.Ledger.setAside(ctx, of.UID, corrupt.Err); err != nil {
+			return err
+		}
+	}
+	if p.api == nil || !p.Ledger.corrupt.has(of.UID) {
+		return nil
+	}
+	claim, err := p.api.Claim(ctx, of.Namespace, of.Name)
+	if err != nil {
+		return fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
+	}
+	if claim == nil || claim.UID != of.UID || !allocatedHere(claim, p.Ledger.id) {
+		return nil
+	}
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	if _, err := p.prepare(ctx, claim, true); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left counts as unmanaged", "claim", of)
+	}
+	return nil
+}
+
+// release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the
+// locks of its GPUs.
+func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) error {
+	have := p.Ledger.index.get(uid)
+	if have == nil {
+		return nil
+	}
+	if have.State != records.Prepared {
+		defer p.Ledger.changed() // its devices were occupied
+	}
+	b := p.backend.Load()
+	if pods == podsLeft {
+		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
+			klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
+		}
+		return p.markReleasing(have, pods)
+	}
+	if len(have.InSpec()) == 0 {
+		return p.forget(uid)
+	}
+	if b.hardware == nil && len(have.Partitions()) > 0 {
+		return p.markReleasing(have, pods)
+	}
+	if err := p.undo(ctx, b, have); err != nil {
+		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes that are not the pod's
+		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
+			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
+			return errors.Join(err, p.markReleasing(have, pods))
+		}
+		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
+		// there is destroyed once it can be. And the pod need not wait: its shares are given back once those who share the GPU answer,
+		// and until then nothing but shares of the same kind can be had of it.
+		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; it is tried again soon", "claim", have.Claim)
+		return p.markReleasing(have, pods)
+	}
+	p.Ledger.index.undone(have)
+	return p.forget(uid)
+}
+
+// undo gives back the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
+// holds the locks of its GPUs. An MPS server has its partition open, so a partition stays until its server has ended.
+func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
+	stopped := p.Shares.stop(ctx, b, r)
+	served := slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Partition != nil })
+	if stopped != nil && served {
+		return errors.Join(&serverError{stopped}, p.specs.RemoveClaim(r.Claim.UID))
+	}
+	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs.RemoveClaim(r.Claim.UID))
+}
+
+// serverError is why the MPS server of a partition may not have ended. It is tried again, and no pod has to wait for it.
+type serverError struct{ err error }
+
+func (e *serverError) Error() string { return e.err.Error() }
+func (e *serverError) Unwrap() error { return e.err }
+
+// othersError is that a partition may be in use by claims whose records are corrupt. It is destroyed once that is known, and no pod
+// has to wait for it.
+type othersError struct{ err error }
+
+func (e *othersError) Error() string { return e.err.Error() }
+func (e *othersError) Unwrap() error { return e.err }
+
+// forget removes a claim's spec and record; the caller holds the locks of its GPUs.
+func (p *Preparer) forget(uid types.UID) error {
+	if err := p.specs.RemoveClaim(uid); err != nil {
+		return err
+	}
+	return p.Ledger.remove(uid)
+}
+
+// markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist. Pods that
+// have ended go from the record: what they had of a shared device is others' then.
+func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
+	if err := p.specs.RemoveClaim(r.Claim.UID); err != nil {
+		return err
+	}
+	releasing := r.Clone()
+	if r.State == records.Prepared {
+		releasing.State = records.Releasing
+	}
+	if pods != podsLeft {
+		releasing.Pods, releasing.OtherConsumers = nil, false
+	}
+	if r.State == records.Releasing && len(r.Pods) == len(releasing.Pods) && r.OtherConsumers == releasing.OtherConsumers {
+		return nil
+	}
+	if err := p.Ledger.write(releasing); err != nil {
+		return err
+	}
+	p.Ledger.changed()
+	return nil
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"errors"
+	"iter"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// allHolders are the claims that the engine's memory knows.
+func allHolders(b *bed) iter.Seq[types.UID] {
+	return func(yield func(types.UID) bool) {
+		for _, r := range b.Ledger.index.claims() {
+			if !yield(r.Claim.UID) {
+				return
+			}
+		}
+	}
+}
+
+func TestUnprepare(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Preparer, claimOn("a", 1, 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
+	wantDisk(t, b)
+	mustPrepare(t, b.Preparer, claimOn("b", 1))
+	mustPrepare(t, b.Preparer, claimOn("c", 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
+	wantDisk(t, b, line("b", 1), line("c", 2))
+}
+
+func TestUnprepare_UnknownClaim(t *testing.T) {
+	b := newBed(t)
+	mustUnprepare(t, b.Preparer, claimOn("never-seen"))
+}
+
+func TestUnprepare_InvalidUID(t *testing.T) {
+	b := newBed(t)
+	wantError(t, b.Unprepare(t.Context(), records.Claim{UID: "../../etc/passwd"}), "../../etc/passwd")
+}
+
+func TestUnprepare_WithoutHardware(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	again := b.another() // no SetHardware
+	again.load()
+	again.unprepare("a")
+	wantDisk(t, b)
+}
+
+func TestUnprepare_RecordCannotBeRemoved(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	b.disk.fail = failOp("Remove", syscall.EROFS)
+	if err := b.Unprepare(t.Context(), refOf(claimOn("a"))); !errors.Is(err, syscall.EROFS) {
+		t.Fatalf("got %v, want %v", err, syscall.EROFS)
+	}
+	wantRefused(t, b.Preparer, claimOn("b", 1), "ns/claim-a (a)")
+	b.disk.fail = nil
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("b", 1))
+}
+
+func TestUnprepare_CorruptRecord(t *testing.T) {
+	b := newBed(t)
+	spoil(t, b.dir, "a")
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
+	wantDisk(t, b)
+	if len(b.notes) != 1 {
+		t.Errorf("got notes %q, want one", b.notes)
+	}
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
+	if len(b.notes) != 1 {
+		t.Errorf("a second Unprepare noted again: %q", b.notes)
+	}
+}
+
+// The kubelet unprepares a claim while the API server still has it as reserved for the pod that ends. A claim that was
+// unprepared must not come back to life then: nobody would unprepare it again, and its GPU is refused to the next claim.
+func TestReconcile_UnpreparedMeanwhile(t *testing.T) {
+	tests := map[string]func(t *testing.T, b *bed){
+		"found by Unprepare": func(t *testing.T, b *bed) {
+			spoil(t, b.dir, "a")
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
+		},
+		"found by Load": func(t *testing.T, b *bed) {
+			spoil(t, b.dir, "a")
+			b.load()
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
+		},
+	}
+	for name, arrange := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			arrange(t, b)
+			b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
+			wantDisk(t, b)
+			if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err != nil {
+				t.Errorf("the GPU is not free after Unprepare: %v", err)
+			}
+		})
+	}
+}
+
+func TestUnprepare_OtherClaims(t *testing.T) {
+	b := newBed(t)
+	for i, uid := range []types.UID{"a", "b", "c", "d"} {
+		mustPrepare(t, b.Preparer, claimOn(uid, i))
+	}
+	mustUnprepare(t, b.Preparer, claimOn("b", 1))
+	equal(t, "records", []string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir))
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// State is what the API server has of the node.
+type State struct {
+	Node Node
+	// Others are the devices of other DRA drivers that have a PCI address, in order of their slices.
+	Others []Device
+}
+
+// Node is what is needed of a Node object.
+type Node struct {
+	// Policy is the value of the label that selects a policy; empty where there is none.
+	Policy string
+	// PolicyLabel is that label; empty where it is v1alpha1.PolicyLabel.
+	PolicyLabel string
+	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
+	ReleaseDriver bool
+	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
+	PluginResources []PluginResource
+}
+
+// PluginResource is an extended resource of a node.
+type PluginResource struct {
+	Name string
+	// Quantity of the node's capacity, or of what is allocatable where that is more.
+	Quantity string
+}
+
+// Device is a device of another DRA driver that has a PCI address.
+type Device struct {
+	Driver, Name string
+	PCI          gpu.PCIAddress
+}
+
+// nodeOf keeps what is needed of a Node. The first of some labels that it has names its policy.
+func nodeOf(object any, policyLabels []string) (Node, bool) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return Node{}, false
+	}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	for _, label := range policyLabels {
+		if value := node.Labels[label]; value != "" {
+			if kept.Policy = value; label != v1alpha1.PolicyLabel {
+				kept.PolicyLabel = label
+			}
+			break
+		}
+	}
+	most := map[string]resource.Quantity{}
+	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		for name, q := range list {
+			if have := most[string(name)]; isGPUResource(string(name)) && q.Cmp(have) > 0 {
+				most[string(name)] = q
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(most)) {
+		q := most[name]
+		kept.PluginResources = append(kept.PluginResources, PluginResource{name, q.String()})
+	}
+	return kept, true
+}
+
+// isGPUResource reports whether an extended resource is one of NVIDIA's device plugin, or of one that uses its names:
+// nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb. Network cards are nvidia.com/..., too (hostdev and the
+// like, of NVIDIA's network operator), and so are GPUs that are passed through to virtual machines, which the driver
+// here does not see.
+func isGPUResource(name string) bool {
+	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
+}
+
+// devicesOf keeps what is needed of a slice of another driver.
+func devicesOf(object any, driver string) ([]Device, bool) {
+	slice, ok := object.(*resourceapi.ResourceSlice)
+	if !ok || slice.Spec.Driver == driver {
+		return nil, false
+	}
+	var devices []Device
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		if pci, ok := addressOf(d); ok {
+			devices = append(devices, Device{slice.Spec.Driver, d.Name, pci})
+		}
+	}
+	return devices, len(devices) > 0
+}
+
+// ownName matches the names of Cleave's devices and counter sets, which begin with the GPU's PCI address (gpu.PCIAddress).
+// Those of NVIDIA's driver have a minor number in its place.
+var ownName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
+
+// IsCleaveName reports whether a device or counter set is named as Cleave names its own, under whatever driver name.
+func IsCleaveName(name string) bool { return ownName.MatchString(name) }
+
+// addressOf is the PCI address of a device: the one it is published with, or the one in its name where it is named as
+// Cleave names devices. Partitions have it there alone.
+func addressOf(d *resourceapi.Device) (gpu.PCIAddress, bool) {
+	text := ""
+	if address := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue; address != nil {
+		text = *address
+	} else if IsCleaveName(d.Name) {
+		parts := strings.SplitN(strings.TrimPrefix(d.Name, "gpu-"), "-", 5)
+		text = parts[0] + ":" + parts[1] + ":" + parts[2] + "." + parts[3]
+	}
+	pci, err := gpu.ParsePCIAddress(text)
+	return pci, err == nil
+}

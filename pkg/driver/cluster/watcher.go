@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driver/publisher"
+)
+
+// Watcher follows the Node object, the ResourceSlices of the node, and the plugin's DaemonSet with its DeviceClasses.
+type Watcher struct {
+	client       kubernetes.Interface
+	driver, node string
+
+	object *store[Node]
+	others *store[[]Device]
+	// own are the slices of this driver. ownChanged has a value after they have changed.
+	own        *store[publisher.Seen]
+	ownChanged chan struct{}
+
+	// daemonSet is the plugin's own, "namespace/name"; empty for none.
+	daemonSet string
+	installed *store[installation]
+	// seenInstalled says that the DaemonSet existed once.
+	seenInstalled atomic.Bool
+	// classes are the DeviceClasses that exist. classesChanged has a value after they or the DaemonSet have changed.
+	classes        *store[struct{}]
+	classesChanged chan struct{}
+
+	// recreated is closed once the Node object is another than the one that was read first.
+	recreated chan struct{}
+
+	mu sync.Mutex
+	// uid is that of the first Node object.
+	uid types.UID
+	// last is what the Node object said last: it holds while the object is gone for a moment.
+	last Node
+}
+
+// NewWatcher makes a watcher of a node; changed is called, and must not block, when State may have changed. daemonSet is the
+// plugin's own, "namespace/name"; empty for none. The first of policyLabels that the node has names its policy; without any
+// it is v1alpha1.PolicyLabel.
+func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, changed func(), policyLabels ...string) *Watcher {
+	if len(policyLabels) == 0 {
+		policyLabels = []string{v1alpha1.PolicyLabel}
+	}
+	w := &Watcher{
+		client: client, driver: driver, node: node, daemonSet: daemonSet,
+		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), recreated: make(chan struct{}),
+		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
+	}
+	w.object = newStore(1, changed, func(object any) (Node, bool) {
+		w.noteUID(object)
+		return nodeOf(object, policyLabels)
+	})
+	w.own = newStore(0, signals(w.ownChanged), func(object any) (publisher.Seen, bool) { return publisher.SeenOf(object, driver, node) })
+	w.installed = newStore(0, signals(w.classesChanged), w.isInstalled)
+	w.classes = newStore(0, signals(w.classesChanged), func(any) (struct{}, bool) { return struct{}{}, true })
+	return w
+}
+
+// signals puts a value into a channel that holds one, unless it is there already.
+func signals(to chan<- struct{}) func() {
+	return func() {
+		select {
+		case to <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Run follows the API server until ctx ends, except for the DaemonSet; failed is called with each error of a read.
+func (w *Watcher) Run(ctx context.Context, failed func(error)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if w.daemonSet != "" {
+		wg.Go(func() { w.followClasses(ctx) })
+	}
+	wg.Go(func() {
+		selector := fields.OneTermEqualSelector("metadata.name", w.node).String()
+		follow(ctx, w.object, w.client, w.client.CoreV1().Nodes(), &corev1.Node{}, selector, func(err error) {
+			failed(fmt.Errorf("read Node %s: %w", w.node, err))
+		})
+	})
+	wg.Go(func() {
+		selector := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, w.node).String()
+		follow(ctx, both{w.others, w.own}, w.client, w.client.ResourceV1().ResourceSlices(),
+			&resourceapi.ResourceSlice{}, selector, func(err error) {
+				failed(fmt.Errorf("read the ResourceSlices of node %s: %w", w.node, err))
+			})
+	})
+}
+
+// Wait returns once the Node and the ResourceSlices were read, or ctx ends.
+func (w *Watcher) Wait(ctx context.Context) error {
+	for _, known := range []chan struct{}{w.object.known, w.others.known} {
+		select {
+		case <-known:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Known reports whether the Node and the ResourceSlices were read.
+func (w *Watcher) Known() bool {
+	for _, known := range []chan struct{}{w.object.known, w.others.known} {
+		select {
+		case <-known:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// State is what was read last.
+func (w *Watcher) State() State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := w.object.all(); len(now) > 0 {
+		w.last = now[0]
+	}
+	return State{Node: w.last, Others: slices.Concat(w.others.all()...)}
+}
+
+// Recreated is closed once the Node object was deleted and made anew. The garbage collector then deletes the ResourceSlices, which
+// the first one owns, and the helper writes them again for as long as it lives in the name of that one
+// (k8s.io/dynamic-resource-allocation/resourceslice, Controller.syncPool: the UID of the owner is cached and expected not to change).
+func (w *Watcher) Recreated() <-chan struct{} { return w.recreated }
+
+// noteUID compares a Node object with the first one.
+func (w *Watcher) noteUID(object any) {
+	node, ok := object.(*corev1.Node)
+	if !ok || node.UID == "" {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.uid == "":
+		w.uid = node.UID
+	case w.uid != node.UID:
+		select {
+		case <-w.recreated:
+		default:
+			close(w.recreated)
+		}
+	}
+}
+
+// OwnSlices are the ResourceSlices of this driver and node.
+func (w *Watcher) OwnSlices() []publisher.Seen { return w.own.all() }
+
+// OwnDevices are the names of their devices.
+func (w *Watcher) OwnDevices() []string {
+	var names []string
+	for _, slice := range w.OwnSlices() {
+		names = append(names, slice.Devices...)
+	}
+	return names
+}
+
+// OwnSlicesChanged has a value after OwnSlices has changed; others may send to it to wake its reader.
+func (w *Watcher) OwnSlicesChanged() chan struct{} { return w.ownChanged }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+)
+
+// Reasons of Events about others that offer the node's GPUs.
+const (
+	reasonConflict         = "GPUConflict"
+	reasonConflictResolved = "GPUConflictResolved"
+)
+
+// maxNamed is how many devices an Event about a conflict names: a partitioned GPU is many.
+const maxNamed = 8
+
+// considerConflicts decides whether others offer the node's GPUs, or may still allocate them: then nothing new is published.
+// A conflict is reported when it is new, and periodically.
+func (p *Plan) considerConflicts(o *Observed) {
+	others := slices.DeleteFunc(slices.Clone(o.Cluster.Others), o.isName)
+	conflict := conflictOf(p.Offer, o.Cluster.Node.PluginResources, others)
+	// A plugin that takes over from another of Cleave's is ready: the other one ends once it is.
+	p.Status.Conflict = conflict
+	if hold := o.hold(); conflict == nil && hold != "" {
+		conflict = errors.New(hold)
+	}
+	was := p.Memory.Conflict
+	p.Memory.Conflict = text(conflict)
+	withdrawals{p}.hide(o)
+	if conflict == nil {
+		if was != "" {
+			const message = "No other driver or device plugin offers the node's GPUs any more: they are published"
+			p.report(Report{Log: message, Reason: reasonConflictResolved, Message: message})
+		}
+		return
+	}
+	r := Report{Warning: true, Reason: reasonConflict, Message: "The node's GPUs are not published: " + conflict.Error()}
+	news := was != conflict.Error()
+	if news {
+		r.Log, r.Err = "The node's GPUs are not published", conflict
+	}
+	if news || o.Changed.Has(Periodic) {
+		p.report(r)
+	}
+}
+
+// conflictOf finds others that offer GPUs that the policy does not leave to them: two drivers that advertise the same GPUs can
+// allocate one GPU twice. The error says who it is and what to do; nil if there is none.
+//
+// Extended resources that a DeviceClass serves are not in a node's capacity: what is there comes from a device plugin. It
+// does not say which GPUs it has, so there is no conflict only where the policy leaves all of them to it.
+func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []cluster.Device) error {
+	ours := map[gpu.PCIAddress]bool{}
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; !node.Offer(g).Excluded {
+			ours[g.PCI] = true
+		}
+	}
+	if len(ours) == 0 {
+		return nil
+	}
+	if len(resources) > 0 {
+		var named []string
+		for _, r := range resources {
+			named = append(named, r.Name+": "+r.Quantity)
+		}
+		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): take it off the node, for instance by the node "+
+			"selector of its DaemonSet, "+
+			"or leave all GPUs of the node to it by a policy with exclude: true. The kubelet forgets a device plugin's resources five minutes "+
+			"after it is gone", strings.Join(named, ", "))
+	}
+	var named []string
+	for _, d := range others {
+		if ours[d.PCI] {
+			named = append(named, fmt.Sprintf("driver %s has GPU %s as device %s", d.Driver, d.PCI, d.Name))
+		}
+	}
+	if len(named) == 0 {
+		return nil
+	}
+	if more := len(named) - maxNamed; more > 0 {
+		named = append(named[:maxNamed], fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Take it off the node, or leave those GPUs to it by a policy "+
+		"with exclude: true", strings.Join(named, ", "))
+}
+
+// publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, or may be,
+// tainted, as the scheduler forgets what devices consume that are gone.
+func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) bool) (*policy.Node, []nodeslices.Taint) {
+	inventory := *node.Node
+	inventory.GPUs = nil
+	left := &policy.Node{Node: &inventory, Offers: []policy.Offer{}}
+	var taints []nodeslices.Taint
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if !allocated(g) {
+			continue
+		}
+		left.GPUs, left.Offers = append(left.GPUs, *g), append(left.Offers, *node.Offer(g))
+		for _, s := range node.Shapes(g) {
+			taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintConflict})
+		}
+	}
+	return left, taints
+}

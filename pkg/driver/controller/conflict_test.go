@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
+)
+
+// twoGPUs are 0000:1b:00.0 and 0000:1c:00.0, of which the policy leaves some to others.
+func twoGPUs(t *testing.T, excluded ...bool) *policy.Node {
+	node := &policy.Node{Node: &gpu.Node{}}
+	for i, pci := range []string{"0000:1b:00.0", "0000:1c:00.0"} {
+		node.GPUs = append(node.GPUs, gpu.GPU{PCI: address(t, pci)})
+		offer := policy.Offer{Whole: true}
+		if i < len(excluded) && excluded[i] {
+			offer = policy.Offer{Excluded: true}
+		}
+		node.Offers = append(node.Offers, offer)
+	}
+	return node
+}
+
+func TestConflictOf(t *testing.T) {
+	plugin := []cluster.PluginResource{{Name: "nvidia.com/gpu", Quantity: "8"}, {Name: "nvidia.com/mig-1g.10gb", Quantity: "7"}}
+	device := func(pci string) cluster.Device {
+		return cluster.Device{Driver: "gpu.nvidia.com", Name: "gpu-3", PCI: address(t, pci)}
+	}
+	var many []cluster.Device
+	for i := range 20 {
+		many = append(many, cluster.Device{Driver: "gpu.nvidia.com", Name: fmt.Sprintf("mig-%02d", i), PCI: address(t, "0000:1b:00.0")})
+	}
+	all, one, none := twoGPUs(t), twoGPUs(t, true), twoGPUs(t, true, true)
+	tests := map[string]struct {
+		node      *policy.Node
+		resources []cluster.PluginResource
+		others    []cluster.Device
+		want      []string // nil: no conflict
+	}{
+		"none":                           {all, nil, nil, nil},
+		"device plugin":                  {all, plugin, nil, []string{"nvidia.com/gpu: 8, nvidia.com/mig-1g.10gb: 7", "DaemonSet", "exclude: true", "five minutes"}},
+		"device plugin, one GPU left":    {one, plugin, nil, []string{"nvidia.com/gpu: 8"}},
+		"device plugin, all left":        {none, plugin, nil, nil},
+		"driver":                         {all, nil, []cluster.Device{device("0000:1c:00.0")}, []string{"driver gpu.nvidia.com has GPU 0000:1c:00.0 as device gpu-3", "exclude: true"}},
+		"driver of something else":       {all, nil, []cluster.Device{device("0000:1d:00.0")}, nil},
+		"driver, its GPU left":           {one, nil, []cluster.Device{device("0000:1b:00.0")}, nil},
+		"driver, the other GPU left":     {one, nil, []cluster.Device{device("0000:1c:00.0")}, []string{"0000:1c:00.0"}},
+		"driver, many devices of a GPU":  {all, nil, many, []string{"mig-00", "mig-07, and 12 more"}},
+		"device plugin and driver":       {all, plugin, many, []string{"nvidia.com/gpu: 8"}},
+		"no GPU of ours":                 {&policy.Node{Node: &gpu.Node{}}, plugin, many, nil},
+		"no policy applied, all of ours": {&policy.Node{Node: &gpu.Node{GPUs: []gpu.GPU{{PCI: address(t, "0000:1b:00.0")}}}}, plugin, nil, []string{"nvidia.com/gpu"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			err := conflictOf(tt.node, tt.resources, tt.others)
+			if (err == nil) != (tt.want == nil) {
+				t.Fatalf("got %v, want a conflict that names %q", err, tt.want)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not name %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestPublishedInConflict(t *testing.T) {
+	node := twoGPUs(t)
+	node.Offers[1].TimeSlice = &policy.Sharing{Shares: 4}
+	nothing := func(*gpu.GPU) bool { return false }
+	left, taints := publishedInConflict(node, nothing)
+	if len(left.GPUs) != 0 || taints != nil || len(node.GPUs) != 2 {
+		t.Errorf("got %v with taints %v where nothing is allocated, want nothing", left.GPUs, taints)
+	}
+	left, taints = publishedInConflict(node, func(g *gpu.GPU) bool { return g.PCI == node.GPUs[1].PCI })
+	want := []nodeslices.Taint{{Device: "gpu-0000-1c-00-0", Key: nodeslices.TaintConflict}, {Device: "gpu-0000-1c-00-0-timeslice", Key: nodeslices.TaintConflict}}
+	if diff := cmp.Diff(want, taints); diff != "" || len(left.GPUs) != 1 {
+		t.Errorf("one GPU allocated: %d GPUs are left; taints (-want +got):\n%s", len(left.GPUs), diff)
+	}
+}
+
+func TestDesired_Conflict(t *testing.T) {
+	b := newBed(t, "a30")
+	b.step(Policies)
+	b.heard()
+	plugin := func(quantity string) []cluster.PluginResource {
+		return []cluster.PluginResource{{Name: "nvidia.com/gpu", Quantity: quantity}}
+	}
+	steps := []struct {
+		name      string
+		resources []cluster.PluginResource
+		again     bool
+		events    []string
+		conflict  bool
+	}{
+		{"none", nil, true, nil, false},
+		{"device plugin", plugin("2"), false, []string{"Warning GPUConflict"}, true},
+		{"unchanged", plugin("2"), false, nil, true},
+		{"unchanged, periodic", plugin("2"), true, []string{"Warning GPUConflict"}, true},
+		{"more GPUs", plugin("8"), false, []string{"Warning GPUConflict"}, true},
+		{"gone", nil, false, []string{"Normal GPUConflictResolved"}, false},
+		{"gone, periodic", nil, true, nil, false},
+	}
+	for _, step := range steps {
+		b.Cluster.Node.PluginResources = step.resources
+		changed := Cluster
+		if step.again {
+			changed |= Periodic
+		}
+		p := b.step(changed)
+		if diff := cmp.Diff(step.events, reasons(b.heard())); diff != "" {
+			t.Errorf("%s: Events (-want +got):\n%s", step.name, diff)
+		}
+		if (p.Status.Conflict != nil) != step.conflict || (b.Memory.Conflict != "") != step.conflict {
+			t.Errorf("%s: status %v, conflict %q, want one: %t", step.name, p.Status.Conflict, b.Memory.Conflict, step.conflict)
+		}
+		b.wantPublished(step.name, b.device(0), true, !step.conflict)
+	}
+}
+
+func TestDesired_ConflictWhileAllocated(t *testing.T) {
+	b := newBed(t, "a30")
+	b.step(Policies)
+	b.allocate(records.Device{GPU: b.device(1)})
+	b.step(Allocations)
+	b.Cluster.Others = []cluster.Device{{Driver: "gpu.nvidia.com", Name: "gpu-0", PCI: b.Inventory.GPUs[0].PCI}}
+	b.step(Cluster)
+	b.listed()
+	if diff := cmp.Diff(b.every(1), b.tainted(nodeslices.TaintConflict)); diff != "" {
+		t.Errorf("tainted (-want +got):\n%s", diff)
+	}
+	for _, devices := range b.slices {
+		for _, d := range devices {
+			if !strings.HasPrefix(d, b.device(1)) || !strings.HasSuffix(d, "!") {
+				t.Errorf("device %s is published, want those of %s alone, tainted", d, b.device(1))
+			}
+		}
+	}
+}
+
+func TestDesired_OtherNames(t *testing.T) {
+	const other = "gpu.example.com"
+	b := newBed(t, "a30")
+	b.write("default.yaml", "rules: [{mig: {layout: {1g.6gb: 4}}}]")
+	device := cluster.Device{Driver: other, Name: b.device(0), PCI: b.Inventory.GPUs[0].PCI}
+	for _, tt := range []struct {
+		name    string
+		state   *names.Observed
+		device  bool
+		reason  string // why nothing is published
+		ready   bool
+		layouts bool
+	}{
+		{"not a name of Cleave's", nil, true, "another DRA driver publishes", false, true},
+		{"publishes", &names.Observed{Published: true, Runs: true}, true, "still publishes", true, false},
+		{"claims unknown", &names.Observed{}, false, "not known yet", true, false},
+		{"claims known", &names.Observed{Listed: true, Records: 1}, false, "", true, true},
+	} {
+		b.Names, b.Cluster.Others = nil, nil
+		if tt.state != nil {
+			b.Names = []DriverName{{other, *tt.state}}
+		}
+		if tt.device {
+			b.Cluster.Others = []cluster.Device{device}
+		}
+		p := b.step(Names | Partitions)
+		if (b.Memory.Conflict == "") != (tt.reason == "") || !strings.Contains(b.Memory.Conflict, tt.reason) {
+			t.Errorf("%s: reason %q, want %q", tt.name, b.Memory.Conflict, tt.reason)
+		}
+		if (p.Status.Conflict == nil) != tt.ready || p.Layouts != tt.layouts {
+			t.Errorf("%s: status %v, layouts %t, want ready %t, layouts %t", tt.name, p.Status.Conflict, p.Layouts, tt.ready, tt.layouts)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// compareInventory reports which GPUs were added, replaced and removed, and which cannot be read.
+func (p *Plan) compareInventory(o *Observed) {
+	before, now := o.Memory.Inventory, o.Inventory
+	p.Status.GPUs = len(now.GPUs)
+	p.Memory.Inventory = now
+	if before != nil && !sameGPUs(before, now) {
+		p.NewInventory = true
+		reportAdded(p, before, now)
+		reportRemoved(p, before, now)
+	}
+	reportUnreadable(p, now)
+}
+
+// sameGPUs reports whether two inventories have the same GPUs. An inventory is read anew, and is another value, as long as a GPU
+// cannot be read.
+func sameGPUs(a, b *gpu.Node) bool {
+	return a == b || slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.GPU) bool {
+		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
+	}) && slices.EqualFunc(a.Problems, b.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
+}
+
+func reportAdded(p *Plan, before, now *gpu.Node) {
+	for i := range now.GPUs {
+		g := &now.GPUs[i]
+		switch was := before.Find(g.PCI.DeviceName()); {
+		case was == nil:
+			p.report(Report{
+				Log: "GPU added", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "product", g.ProductName},
+				Reason: "GPUAdded", Message: Describe(g) + " was found",
+			})
+		case was.UUID != g.UUID:
+			p.report(Report{
+				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
+				Reason: "GPUReplaced", Message: Describe(g) + " was found in the place of " + was.UUID,
+			})
+		case g.MIG.NeedsReset && !was.MIG.NeedsReset:
+			p.report(Report{
+				Log: "The driver changes the MIG mode of a GPU only with a reset", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID,
+					"enabled", g.MIG.Enabled},
+				Warning: true, Reason: "MIGModeNeedsReset", Message: fmt.Sprintf("%s: the driver changes its MIG mode only with a reset, "+
+					"which its model needs nowhere else. The mode stays %s. To change it: %s", Describe(g),
+					modeWords(g.MIG.Enabled, "on", "off"), gpu.SwitchMIG(g, g.PCI.String(), !g.MIG.Enabled)),
+			})
+		case !was.MIG.SameMode(g.MIG):
+			modes{p}.reportChanged(g)
+		}
+	}
+}
+
+func reportRemoved(p *Plan, before, now *gpu.Node) {
+	for i := range before.GPUs {
+		g := &before.GPUs[i]
+		if now.Find(g.PCI.DeviceName()) != nil {
+			continue
+		}
+		p.Removed = append(p.Removed, g.PCI)
+		p.report(Report{
+			Log: "GPU removed", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
+			Warning: true, Reason: "GPURemoved", Message: Describe(g) + " was removed",
+		})
+	}
+}
+
+// reportUnreadable reports GPUs that cannot be read, each problem once.
+func reportUnreadable(p *Plan, now *gpu.Node) {
+	var all []string
+	for _, problem := range now.Problems {
+		message := problem.Err.Error()
+		all = append(all, message)
+		if !slices.Contains(p.Memory.Unreadable, message) {
+			p.report(Report{
+				Log: "GPU cannot be read; retrying", Err: problem.Err, Values: []any{"index", problem.Index},
+				Warning: true, Reason: "UnreadableGPU", Message: message,
+			})
+		}
+	}
+	p.Memory.Unreadable = all
+}
+
+// Describe names a GPU in Events.
+func Describe(g *gpu.GPU) string {
+	return fmt.Sprintf("GPU %s (%s, %s)", g.PCI.DeviceName(), g.UUID, g.ProductName)
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+)
+
+// Reasons of Events about the layouts of GPUs.
+const (
+	reasonLayoutNotApplied = "LayoutNotApplied"
+	reasonLayoutApplied    = "LayoutApplied"
+)
+
+// mustApplyLayouts reports whether GPUs are to be partitioned as the policy wants: when something has changed that layouts
+// depend on. They wait while devices of the previous policy, or of other driver names, may still be allocated: a claim may
+// have been allocated, by whatever name, what the layout would partition. They also wait for the pass after a recovery, which
+// is the first to know what lies on the GPUs, and for that recovery to end: fitted without that, a layout would move.
+func (p *Plan) mustApplyLayouts(o *Observed) bool {
+	m := &p.Memory
+	// Whatever is as it is only because something is allocated may change with each claim.
+	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed)
+	due := m.LayoutsDue || p.Recover || o.Changed.Has(Partitions) || p.offerChanged(o) || o.Changed.Has(Allocations) && waiting
+	m.LayoutsDue = due && (p.Recover || m.Previous != nil || o.hold() != "" || o.Working)
+	return due && !m.LayoutsDue
+}
+
+// lacksPartitions reports whether a GPU lacks partitions of its layout.
+func lacksPartitions(node *policy.Node, unclaimed map[gpu.PCIAddress][]gpu.Place) bool {
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		offer := node.Offer(g)
+		if offer.PartitionMode() != policy.Layout {
+			continue
+		}
+		if slices.ContainsFunc(offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(unclaimed[g.PCI], at) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// considerLayoutProblems reports what is in the way of layouts when that has changed.
+func (p *Plan) considerLayoutProblems(o *Observed) {
+	now := describeProblems(o.LayoutProblems)
+	if now == p.Memory.Layouts {
+		return
+	}
+	p.Memory.Layouts = now
+	if now == "" {
+		const message = "All GPUs are partitioned as the policy wants"
+		p.report(Report{Log: message, Reason: reasonLayoutApplied, Message: message})
+		return
+	}
+	for _, problem := range o.LayoutProblems {
+		p.report(Report{Log: "GPU is not partitioned as the policy wants", Err: problem.Err,
+			Values: []any{"gpu", problem.GPU, "retryEvery", finishEvery}})
+	}
+	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: now})
+}
+
+// describeProblems is all problems in one line; empty where there are none.
+func describeProblems(problems []LayoutProblem) string {
+	var all []string
+	for _, p := range problems {
+		all = append(all, fmt.Sprintf("%s: %v", p.GPU, p.Err))
+	}
+	return strings.ReplaceAll(strings.Join(all, "; "), "\n", ", ")
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"sync"
+	"time"
+)
+
+// Claims come and go in bursts, and so do partitions: what follows is observed once it has settled.
+const (
+	// allocationsSettle is how long allocations must not have changed, allocationsAtMost after what time they are observed
+	// though they do: whole GPUs are ordered by what is free, and each new order is a write.
+	allocationsSettle = 250 * time.Millisecond
+	allocationsAtMost = 2 * time.Second
+	// partitionsSettle is how long partitions must not have changed: the plugin's own changes cause events, too. partitionsAtMost is
+	// after what time they are observed though they do.
+	partitionsSettle = time.Second
+	partitionsAtMost = 5 * time.Second
+)
+
+// marks are the aspects that are to be observed anew. The zero value has none.
+type marks struct {
+	mu sync.Mutex
+	// now are those to be observed at once.
+	now                     Aspect
+	allocations, partitions settling
+}
+
+// settling is an aspect that is observed once it has settled: at due, zero for never. since is when its first change came.
+type settling struct{ due, since time.Time }
+
+// mark notes a change. Due is put off by a quiet time, but no more once atMost has passed since the first change.
+func (s *settling) mark(at time.Time, quiet, atMost time.Duration) {
+	if s.due.IsZero() {
+		s.since = at
+	}
+	if s.due.IsZero() || at.Sub(s.since) < atMost {
+		s.due = at.Add(quiet)
+	}
+}
+
+// take reports whether the aspect is due, which it is not any more then.
+func (s *settling) take(at time.Time) bool {
+	due := !s.due.IsZero() && !at.Before(s.due)
+	if due {
+		s.due = time.Time{}
+	}
+	return due
+}
+
+// mark adds aspects.
+func (m *marks) mark(a Aspect, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now |= a &^ (Allocations | Partitions)
+	if a.Has(Allocations) {
+		m.allocations.mark(at, allocationsSettle, allocationsAtMost)
+	}
+	if a.Has(Partitions) {
+		m.partitions.mark(at, partitionsSettle, partitionsAtMost)
+	}
+}
+
+// take removes the aspects that are due and returns them.
+func (m *marks) take(at time.Time) Aspect {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	due := m.now
+	m.now = 0
+	if m.allocations.take(at) {
+		due |= Allocations
+	}
+	if m.partitions.take(at) {
+		due |= Partitions
+	}
+	return due
+}
+
+// next is when the next aspect is due; zero for never.
+func (m *marks) next() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return earliest(m.allocations.due, m.partitions.due)
+}
+
+// earliest is the earliest of some times that are not zero.
+func earliest(times ...time.Time) time.Time {
+	var first time.Time
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}

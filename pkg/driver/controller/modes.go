@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// The MIG mode of GPUs that need a reset for it follows the policy, where that says so. What such a GPU offers is withdrawn with
+// the policy that offered it; its claims end in their own time. Then each GPU goes through these states, and every plan begins
+// from what was observed, so that a restart may come at any time:
+//
+//	in the wrong mode -> the API server has its devices as withdrawn, for modeSettle -> no claim has it -> changed -> in the right mode
+//	                                                                                ^                      |
+//	                                                                                +--- a longer pause ---+ failed
+//
+// A change that was begun and cut short is on record. It is finished first, also where the policy wants no change any more.
+
+// Reasons of Events about MIG modes.
+const (
+	reasonModePending    = "MIGModePending"
+	reasonModeNotChanged = "MIGModeNotChanged"
+	reasonModeChanged    = "MIGModeChanged"
+)
+
+// Times of mode changes.
+const (
+	// modeSettle is how long the API server must have had devices as withdrawn before the claims that have them are counted.
+	// Most schedulers that have not seen that yet have written what they allocate by then; that some have not is seen later.
+	modeSettle = 1500 * time.Millisecond
+	// modeRetry is the time before a change that failed is tried again, twice as long each time, and at most modeRetryAtMost.
+	modeRetry       = 5 * time.Second
+	modeRetryAtMost = 5 * time.Minute
+)
+
+// ModeOrder is a GPU whose MIG mode is to be changed, or whose earlier change is to be finished.
+type ModeOrder struct {
+	// GPU is the name of its whole-GPU device.
+	GPU    string
+	Enable bool
+}
+
+// ModeFailure is why the last attempt to change the mode of a GPU failed.
+type ModeFailure struct {
+	Enable bool
+	Err    error
+	At     time.Time
+}
+
+// ModeMemory is what a plan hands to the next about a GPU whose mode is to be changed.
+type ModeMemory struct {
+	Enable bool
+	// Began is when the mode was first to be changed. Failures before are those of an earlier change.
+	Began time.Time
+	// Withdrawn is set once its devices are withdrawn from what is published, Since is when the API server first had that; zero
+	// before.
+	Withdrawn bool
+	Since     time.Time
+	// Failures counts the attempts, FailedAt is when the last one failed.
+	Failures int
+	FailedAt time.Time
+	// Said is what was reported last.
+	Said string
+}
+
+// next is when the next attempt may be made.
+func (m ModeMemory) next() time.Time {
+	settled := m.Since.Add(modeSettle)
+	if retry := m.FailedAt.Add(m.pause()); m.Failures > 0 && retry.After(settled) {
+		return retry
+	}
+	return settled
+}
+
+// pause is the time between the last failure and the next attempt.
+func (m ModeMemory) pause() time.Duration {
+	if m.Failures == 0 || m.Failures >= 8 {
+		return modeRetryAtMost
+	}
+	return min(modeRetryAtMost, modeRetry<<(m.Failures-1))
+}
+
+// modes are the part of a plan that is about MIG modes.
+type modes struct{ *Plan }
+
+// consider decides of which GPU the mode is to be changed now: of one at a time, as nvidia-smi opens all GPUs.
+func (p modes) consider(o *Observed) {
+	before := p.Memory.Modes
+	p.Memory.Modes = nil
+	allocated := claimsOf(o.Allocations)
+	for i := range p.Offer.GPUs {
+		g := &p.Offer.GPUs[i]
+		name := g.PCI.DeviceName()
+		target := g.MIG.Enabled
+		if wants := p.Offer.Offer(g).WantsMIG; wants != nil {
+			target = *wants
+		}
+		if target == g.MIG.Enabled && !o.ModesLeft[name] {
+			continue
+		}
+		m, known := before[name]
+		if !known || m.Enable != target {
+			m = ModeMemory{Enable: target, Began: o.Now}
+		}
+		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.At.After(m.FailedAt) && f.At.After(m.Began) {
+			m.FailedAt, m.Failures = f.At, m.Failures+1
+			p.reportFailure(g, &m, f.Err)
+		}
+		if target != g.MIG.Enabled {
+			p.reportClaims(g, &m, allocated[name])
+		}
+		p.Memory.setMode(name, m)
+		left := target == g.MIG.Enabled // nothing of what is allocated changes
+		settled := !m.Since.IsZero() && allocated[name].waits() == ""
+		due := !o.Now.Before(m.next()) || left && m.Failures == 0
+		if p.mayChange(o) && (left || settled) && due {
+			p.Mode = &ModeOrder{name, target}
+		}
+	}
+}
+
+// mayChange reports whether a change can begin now.
+func (p modes) mayChange(o *Observed) bool {
+	return o.Ready && !o.Working && p.Mode == nil && o.ModeRunning.GPU == "" && p.Release == nil && !p.Memory.Recovered.IsZero() &&
+		!p.Recover && !p.ObserveAgain && p.Memory.Conflict == ""
+}
+
+// setMode notes a GPU; what other memories refer to stays as it is.
+func (m *Memory) setMode(name string, mode ModeMemory) {
+	if m.Modes == nil {
+		m.Modes = map[string]ModeMemory{}
+	}
+	m.Modes[name] = mode
+}
+
+// taints are on what a GPU offers while its mode is being changed, also where the policy has come to want that again.
+func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
+	var taints []nodeslices.Taint
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if g.PCI.DeviceName() != o.ModeRunning.GPU || g.MIG.Enabled == o.ModeRunning.Enable {
+			continue
+		}
+		for _, s := range node.Shapes(g) {
+			if !node.Offer(g).IsWithdrawn(s) { // else it is tainted already
+				taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintOccupied})
+			}
+		}
+	}
+	return taints
+}
+
+// notePublished notes since when the API server has what GPUs offered as withdrawn. What this plan publishes is on its way.
+func (p modes) notePublished(o *Observed) {
+	if !o.Ready || p.ObserveAgain {
+		return
+	}
+	for name, m := range p.Memory.Modes { // each by itself
+		if m.Since.IsZero() && p.arrived(o, m.Withdrawn) {
+			m.Since = o.Now
+		}
+		m.Withdrawn = true
+		p.Memory.Modes[name] = m
+	}
+}
+
+// lookAgain is when to look again because of modes.
+func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
+	if o.ModeRunning.GPU != "" || p.Mode != nil {
+		return // its end marks the loop
+	}
+	for _, m := range p.Memory.Modes {
+		if at := m.next(); at.After(o.Now) && (!m.Since.IsZero() || m.Failures > 0) {
+			look(at)
+		}
+	}
+}
+
+// reportClaims reports which claims a change waits for, again when they are others.
+func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
+	waits := using.waits()
+	if waits == "" || m.Said == waits {
+		return
+	}
+	m.Said = waits
+	p.report(Report{
+		Log: "The MIG mode of a GPU is to be changed once its claims have ended",
+		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
+			"releasing", using.releasing},
+		Reason:  reasonModePending,
+		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "is to enter MIG mode", "is to leave MIG mode"), waits),
+	})
+}
+
+// reportFailure reports why a mode could not be changed, each reason once.
+func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
+	again := m.pause()
+	r := Report{Log: "The MIG mode of a GPU could not be changed", Err: err,
+		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "attempts", m.Failures, "retryIn", again}}
+	if m.Said != err.Error() {
+		m.Said = err.Error()
+		r.Warning, r.Reason = true, reasonModeNotChanged
+		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g),
+			modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet"), oneLine(err), again, modeRetryAtMost)
+	}
+	p.report(r)
+}
+
+// reportChanged reports that a GPU has another mode than before.
+func (p modes) reportChanged(g *gpu.GPU) {
+	p.report(Report{
+		Log: "The MIG mode of a GPU has changed", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "enabled", g.MIG.Enabled},
+		Reason: reasonModeChanged, Message: Describe(g) + modeWords(g.MIG.Enabled, " is in MIG mode now", " is out of MIG mode now"),
+	})
+}
+
+func modeWords(enable bool, on, off string) string {
+	if enable {
+		return on
+	}
+	return off
+}
+
+// oneLine is an error in one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", ") }
+
+// claimsUsing are the claims that have something of a GPU, in order of records.
+type claimsUsing struct {
+	claims, admin []string
+	// releasing have ended, and what they had is yet to be given back.
+	releasing []string
+}
+
+// waits says what has to happen before no claim has anything of the GPU; empty where none has.
+func (c claimsUsing) waits() string {
+	var all []string
+	add := func(claims []string, words string) {
+		if len(claims) > 0 {
+			all = append(all, fmt.Sprintf(words, strings.Join(claims, ", ")))
+		}
+	}
+	add(c.claims, "these claims have ended: %s")
+	add(c.admin, "these claims with admin access have ended: %s")
+	add(c.releasing, "what these claims had, which have ended, is given back: %s")
+	return strings.Join(all, "; and once ")
+}
+
+// claimsOf are the claims that have something of GPUs, by device.
+func claimsOf(all []*records.Record) map[string]claimsUsing {
+	using := map[string]claimsUsing{}
+	for _, r := range all {
+		for _, name := range r.GPUs() {
+			u := using[name]
+			list := &u.claims
+			switch {
+			case r.State == records.Releasing:
+				list = &u.releasing
+			case !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.GPU == name && !d.AdminAccess }):
+				list = &u.admin
+			}
+			if text := r.Claim.String(); !slices.Contains(*list, text) {
+				*list = append(*list, text)
+			}
+			using[name] = u
+		}
+	}
+	return using
+}

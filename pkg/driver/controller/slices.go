@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"reflect"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/health"
+)
+
+// View is what slices are made of.
+type View struct {
+	Node     *policy.Node
+	Taints   []nodeslices.Taint
+	Existing []Existing
+	Lists    bool
+	// Order is the names of the whole GPUs and of shared devices, as ordered by what is allocated.
+	Order []string
+}
+
+// publish decides which slices there are to be.
+func (p *Plan) publish(o *Observed) {
+	if !o.Ready || o.Unlisted || p.ObserveAgain && !p.publishFirst(o) {
+		return
+	}
+	node, view := p.view(o)
+	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists,
+		Order: slices.Concat(view.WholeGPUs(node), view.Shared(node))}
+	if before := p.Memory.Published; before != nil && !before.differs(now) {
+		return
+	}
+	p.Memory.Published = now
+	p.Slices = nodeslices.Of(node, view)
+	for _, existing := range o.Existing {
+		nodeslices.NameExisting(p.Slices, existing.Device, existing.UUID)
+	}
+}
+
+// publishFirst reports whether the first publication need not wait until the node was observed again. Where no GPU is in MIG
+// mode there are no partitions to look for first, and the first publication takes a second. Else slices come after the first
+// recovery, so that a restart does not remove taints and put them back.
+func (p *Plan) publishFirst(o *Observed) bool {
+	return p.Memory.Published == nil && !slices.ContainsFunc(o.Inventory.GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled })
+}
+
+// view is the inventory that is published, and what is published with it.
+func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
+	node := p.Offer
+	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete),
+		modes{p}.taints(node, o))
+	for _, device := range o.Occupied {
+		taints = append(taints, nodeslices.Taint{Device: device, Key: nodeslices.TaintOccupied})
+	}
+	if p.Memory.Conflict != "" {
+		allocated := records.AllocatedOf(o.Records)
+		left, conflicts := publishedInConflict(node, func(g *gpu.GPU) bool {
+			has := allocated(g)
+			return !p.Memory.Hidden || !has.IsEmpty()
+		})
+		node, taints = left, append(taints, conflicts...)
+	}
+	return node, nodeslices.View{
+		Taints: taints, Free: freeGPUs(o.Allocations), Used: usedShares(o.Allocations), Lists: o.Lists, Compatible: o.Compatible,
+	}
+}
+
+// taintAll taints what a GPU offers.
+func taintAll(node *policy.Node, g *gpu.GPU, key string) []nodeslices.Taint {
+	var taints []nodeslices.Taint
+	for _, s := range node.Shapes(g) {
+		taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: key})
+	}
+	return taints
+}
+
+// mpsTaints are those of devices that need the MPS supervisor while it is away.
+func (p *Plan) mpsTaints(node *policy.Node) []nodeslices.Taint {
+	var taints []nodeslices.Taint
+	if !p.Memory.MPSAway {
+		return nil
+	}
+	for i := range node.GPUs {
+		for _, s := range node.Shapes(&node.GPUs[i]) {
+			if s.Share == gpu.MPS {
+				taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintNoMPS})
+			}
+		}
+	}
+	return taints
+}
+
+// releaseTaints are on all devices while the driver is being released.
+func (p *Plan) releaseTaints(node *policy.Node) []nodeslices.Taint {
+	if p.Release == nil {
+		return nil
+	}
+	var taints []nodeslices.Taint
+	for i := range node.GPUs {
+		taints = append(taints, taintAll(node, &node.GPUs[i], nodeslices.TaintDraining)...)
+	}
+	return taints
+}
+
+// HealthTaints are on devices that have something of an unhealthy GPU: one each, for the worst condition.
+func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) []nodeslices.Taint {
+	var taints []nodeslices.Taint
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		conditions := all[g.PCI]
+		if len(conditions) == 0 {
+			continue
+		}
+		t := nodeslices.Taint{Key: nodeslices.TaintUnhealthy, Effect: resourceapi.DeviceTaintEffect(node.Offer(g).Health.Effect)}
+		for _, s := range node.Shapes(g) {
+			if i := slices.IndexFunc(conditions, func(c health.Condition) bool { return c.Covers(s) }); i >= 0 {
+				t.Device, t.Value = s.Name(), conditions[i].Reason
+				taints = append(taints, t)
+			}
+		}
+	}
+	return taints
+}
+
+// SpecTaints are on the devices of GPUs that cannot be given to containers.
+func SpecTaints(node *policy.Node, incomplete map[string]error) []nodeslices.Taint {
+	var taints []nodeslices.Taint
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; incomplete[g.PCI.DeviceName()] != nil {
+			taints = append(taints, taintAll(node, g, nodeslices.TaintIncomplete)...)
+		}
+	}
+	return taints
+}
+
+// freeGPUs reports of a GPU whether nothing of it is allocated. Claims with admin access are allocated nothing.
+func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
+	allocated := map[string]bool{}
+	for _, r := range all {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; !d.AdminAccess {
+				allocated[d.GPU] = true
+			}
+		}
+	}
+	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
+}
+
+// usedShares reports of a shared GPU whether a claim has a share of it.
+func usedShares(all []*records.Record) func(gpu.Shape) bool {
+	used := map[string]bool{}
+	for _, r := range all {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; !d.AdminAccess && d.Share != nil && !d.Share.Exclusive {
+				used[d.Device] = true
+			}
+		}
+	}
+	return func(s gpu.Shape) bool { return used[s.Name()] }
+}
+
+// differs reports whether slices made of another view are other slices.
+func (v *View) differs(now *View) bool { return !reflect.DeepEqual(v, now) }

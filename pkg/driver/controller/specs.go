@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// considerSpecs reports which GPUs cannot be given to containers, and why, and which can be again.
+func (p *Plan) considerSpecs(o *Observed) {
+	before, now := p.Memory.Incomplete, map[string]string{}
+	devices := map[string][]string{} // by reason
+	for _, device := range slices.Sorted(maps.Keys(o.Incomplete)) {
+		reason := o.Incomplete[device].Error()
+		now[device] = reason
+		if was, ok := before[device]; !ok || was != reason {
+			devices[reason] = append(devices[reason], device)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(devices)) {
+		p.report(Report{
+			Log: "GPUs cannot be given to containers", Err: errors.New(reason), Values: []any{"gpus", devices[reason]},
+			Warning: true, Reason: "DriverIncomplete", Message: strings.Join(devices[reason], ", ") + ": " + reason,
+		})
+	}
+	var back []string
+	for _, device := range slices.Sorted(maps.Keys(before)) {
+		if _, still := now[device]; !still {
+			back = append(back, device)
+		}
+	}
+	if len(back) > 0 {
+		p.report(Report{
+			Log: "GPUs can be given to containers again", Values: []any{"gpus", back},
+			Reason: "DriverComplete", Message: strings.Join(back, ", ") + ": device nodes and files of the driver are complete",
+		})
+	}
+	p.Memory.Incomplete = now
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// work is a set of what is done on hardware and records, in this order. Each takes locks of GPUs, which Prepare may hold for as
+// long as the kubelet waits for it, calls the driver, which may hang, and writes to a disk.
+type work uint
+
+const (
+	scanWork work = 1 << iota
+	recoverWork
+	leaveMIGWork
+	layoutWork
+)
+
+// workTime bounds how long a step of the loop waits for work: the health and the policies of all GPUs wait for the loop.
+const workTime = time.Second
+
+// workOf is what of a plan is done alongside the loop.
+func workOf(p *Plan) (due work) {
+	if p.Recover {
+		due |= recoverWork
+	}
+	if p.LeaveMIGMode {
+		due |= leaveMIGWork
+	}
+	if p.Layouts {
+		due |= layoutWork
+	}
+	return due
+}
+
+// do has work done, and waits for it as long as there is time: mostly until its end.
+func (l *Loop) do(ctx context.Context, w work) {
+	l.work.start(ctx, l.Claims, w, func() { l.Mark(Work) })
+	l.work.await(ctx)
+}
+
+// workRunner does work alongside the loop, one thing after another. What is wanted meanwhile is done after that, once.
+type workRunner struct {
+	running sync.WaitGroup
+	// until is how long the present step of the loop waits; zero for no bound.
+	until time.Time
+
+	mu  sync.Mutex
+	due work
+	// ended is closed at the end of the work that is being done; nil where none is.
+	ended chan struct{}
+	// late: the loop has gone on meanwhile.
+	late     bool
+	problems []LayoutProblem
+}
+
+// state reports whether work is being done, and what was in the way of layouts when they were applied last.
+func (r *workRunner) state() (working bool, problems []LayoutProblem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended != nil, r.problems
+}
+
+// start has more work done. At the end of all work late is called, if the loop did not wait for that.
+func (r *workRunner) start(ctx context.Context, claims Claims, more work, late func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.due |= more
+	if r.due == 0 || r.ended != nil {
+		return
+	}
+	r.ended, r.late = make(chan struct{}), false
+	r.running.Go(func() {
+		for first := r.take(ctx, late); first != 0; first = r.take(ctx, late) {
+			r.do(ctx, claims, first)
+		}
+	})
+}
+
+func (r *workRunner) do(ctx context.Context, claims Claims, w work) {
+	switch w {
+	case scanWork:
+		claims.Scan(ctx)
+	case recoverWork:
+		claims.Recover(ctx)
+	case leaveMIGWork:
+		claims.LeaveMIGMode(ctx)
+	case layoutWork:
+		problems := claims.ApplyLayouts(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.problems = problems
+	}
+}
+
+// take removes what is first among the work that is due and returns it; 0, and the end, if there is none.
+func (r *workRunner) take(ctx context.Context, late func()) work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.due != 0 && ctx.Err() == nil {
+		first := r.due & -r.due
+		r.due &^= first
+		return first
+	}
+	close(r.ended)
+	r.ended = nil
+	if r.late {
+		late()
+	}
+	return 0
+}
+
+// await returns at the end of all work, or when the step waits no longer.
+func (r *workRunner) await(ctx context.Context) {
+	r.mu.Lock()
+	ended := r.ended
+	r.mu.Unlock()
+	if ended == nil {
+		return
+	}
+	var timeout <-chan time.Time
+	if !r.until.IsZero() {
+		timer := time.NewTimer(time.Until(r.until))
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	select {
+	case <-ended:
+		return
+	case <-timeout:
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.late = r.ended != nil
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driversession
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// file is what outlives the plugin.
+type file struct {
+	Format int    `json:"format"`
+	BootID string `json:"bootID"`
+	// Release identifies a release of the driver; it is never used again.
+	Release string `json:"release"`
+	// First is the first session of each GPU in this boot, by device.
+	First map[string]string `json:"first,omitempty"`
+}
+
+// format is how the file is stored. A node has some tens of GPUs.
+var format = &store.Format[file]{
+	Kind: "driver session", Limit: 64 << 10, Version: 1,
+	VersionOf: func(f *file) (version, readableFrom int) { return f.Format, 0 },
+}
+
+// Sessions are those of the GPUs of a node. All methods are safe for concurrent use.
+type Sessions struct {
+	stored      *store.File[file]
+	sysfs, proc fs.FS
+
+	mu   sync.Mutex
+	file file
+	// unsaved: the disk lacks what memory has.
+	unsaved bool
+}
+
+// Open reads the file, or begins with the first session of this boot. A file that cannot be read as one begins a session
+// that is not the first: nothing on record is of it.
+func Open(disk store.FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Sessions, error) {
+	s := &Sessions{stored: store.NewFile(disk, path, format), sysfs: sysfs, proc: procfs}
+	was, err := s.stored.Read()
+	if corrupt := (*store.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
+		return nil, err
+	}
+	if was != nil && was.BootID == bootID && was.Release != "" {
+		s.file = *was
+		return s, nil
+	}
+	s.file = file{Format: format.Version, BootID: bootID, Release: rand.Text()}
+	return s, s.write()
+}
+
+func (s *Sessions) write() error {
+	err := s.stored.Write(&s.file)
+	s.unsaved = err != nil
+	return err
+}
+
+// Begin notes the GPUs of a driver that has just been opened, and so cannot be unloaded.
+func (s *Sessions) Begin(devices []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := s.unsaved
+	for _, d := range devices {
+		if s.file.First[d] != "" {
+			continue
+		}
+		if s.file.First == nil {
+			s.file.First = map[string]string{}
+		}
+		s.file.First[d], changed = s.of(d), true
+	}
+	if !changed {
+		return nil
+	}
+	return s.write()
+}
+
+// End ends the sessions of all GPUs, before the driver is released. Should the disk be full, the file is removed, which does
+// the same.
+func (s *Sessions) End() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.file.Release = rand.Text()
+	err := s.write()
+	if err == nil {
+		return nil
+	}
+	if removeErr := s.stored.Remove(); removeErr != nil {
+		return errors.Join(err, removeErr)
+	}
+	return nil
+}
+
+// Of is the present session of the GPU of a whole-GPU device.
+func (s *Sessions) Of(device string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(device)
+}
+
+// of is Of; the caller holds mu. The kernel never uses an inode number of sysfs again within a boot: it counts them up
+// (Linux 4.14 and later, fs/kernfs/dir.c, __kernfs_new_node: idr_alloc_cyclic; 64 bits from 5.5 on). The directory of a module
+// is made when the module is loaded, and the link "driver" of a PCI function when it is bound (drivers/base/dd.c,
+// driver_sysfs_add). Times of sysfs say nothing: they are those of the first look.
+func (s *Sessions) of(device string) string {
+	bound := "-"
+	if pci, err := gpu.ParseDeviceName(device); err == nil {
+		bound = inode(s.sysfs, path.Join("bus/pci/devices", pci.String(), "driver"))
+	}
+	return s.file.Release + "." + inode(s.sysfs, "module/nvidia") + "." + bound
+}
+
+// Unbroken reports whether the present session of a GPU is its first in this boot.
+func (s *Sessions) Unbroken(device string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.file.First[device]
+	return first != "" && first == s.of(device)
+}
+
+// inode is the inode number of a file or link itself, "-" where there is none.
+func inode(fsys fs.FS, name string) string {
+	if st := lstat(fsys, name); st != nil {
+		return strconv.FormatUint(st.Ino, 10)
+	}
+	return "-"
+}
+
+// lstat is what the kernel says of a file or link itself, or nil.
+func lstat(fsys fs.FS, name string) *syscall.Stat_t {
+	links, ok := fsys.(fs.ReadLinkFS)
+	if !ok {
+		return nil
+	}
+	info, err := links.Lstat(name)
+	if err != nil {
+		return nil
+	}
+	st, _ := info.Sys().(*syscall.Stat_t)
+	return st
+}
+
+// Witness is something that is the same as long as a GPU instance exists, and another for one that is created in its place;
+// empty where there is none. The driver has a file of each instance in procfs, which goes with the instance, also with a
+// reset (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in
+// gpumgrUnregisterRmCapsForMIGGI), and stays when no process has the GPU open. Its times are those of the first access
+// (fs/proc/inode.c, proc_get_inode): the kernel may forget that look, so a witness that changed proves nothing, but one that
+// did not change proves that the instance is the same.
+func (s *Sessions) Witness(minor, gi int) string {
+	if s.proc == nil {
+		return ""
+	}
+	st := lstat(s.proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d/access", minor, gi))
+	if st == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d.%09d", st.Ino, st.Ctim.Sec, st.Ctim.Nsec)
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// watched is one GPU.
+type watched struct {
+	*State
+	// last is the time of the last poll; zero before the first.
+	last time.Time
+	// due requests a poll ahead of schedule, polling is set while one runs.
+	due, polling bool
+	// reported are the conditions that the observer knows, once introduced.
+	reported   []Condition
+	introduced bool
+}
+
+// forget drops what was seen of the GPU, which was reset since: the next poll is its first. What was reported stays until then.
+func (w *watched) forget() { w.State, w.last = NewState(), time.Time{} }
+
+// isDue reports whether it is time to poll a GPU.
+func (w *watched) isDue(now time.Time) bool {
+	since := now.Sub(w.last)
+	return w.last.IsZero() || w.due && since >= minPollGap || since >= unhealthyEvery && !w.Healthy() || since >= healthyEvery
+}
+
+// change returns the conditions that began and ended since the last call.
+func (w *watched) change(g *gpu.GPU) (Change, bool) {
+	c := Change{GPU: g, Now: w.Conditions()}
+	c.Began = without(c.Now, w.reported)
+	c.Ended = without(w.reported, c.Now)
+	first := !w.introduced
+	w.reported, w.introduced = c.Now, true
+	return c, first || len(c.Began)+len(c.Ended) > 0
+}
+
+// without returns the conditions of one list that another lacks.
+func without(list, other []Condition) (left []Condition) {
+	for _, c := range list {
+		if !slices.ContainsFunc(other, c.same) {
+			left = append(left, c)
+		}
+	}
+	return left
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// Supervisor is what is asked of the node's MPS supervisor.
+type Supervisor interface {
+	Ensure(ctx context.Context, r Request) (Endpoint, error)
+	Release(ctx context.Context, gpuDevice string, claim types.UID) error
+	Retain(ctx context.Context, gpuDevice, owner string, claims []types.UID) error
+	Status(ctx context.Context) (*Status, error)
+}
+
+// Sharing shares the GPUs of a node: time slices by the driver's nvidia-smi, MPS by the node's supervisor.
+type Sharing struct {
+	TimeSlices
+	owner      string
+	supervisor Supervisor
+}
+
+// TimeSlices sets the intervals of GPUs' time slices.
+type TimeSlices interface {
+	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
+}
+
+// NewSharing makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor.
+func NewSharing(owner string, supervisor Supervisor, slices TimeSlices) *Sharing {
+	return &Sharing{TimeSlices: slices, owner: owner, supervisor: supervisor}
+}
+
+// As is the same for claims of another driver name, which owns them at the supervisor.
+func (s *Sharing) As(owner string) *Sharing {
+	as := *s
+	as.owner = owner
+	return &as
+}
+
+// StartMPS has the MPS server of a GPU or partition, which has a UUID, serve a claim. The server's defaults are what a claim
+// can have at most, since a client gets no more by asking for it: its own part a container gets by its environment. A client that
+// means to drop its limits can (docs/decisions/mps-defaults.md). A server that
+// is the claim's alone has the claim's limits, and needs no policy that offers MPS.
+func (s *Sharing) StartMPS(
+	ctx context.Context, uid types.UID, of gpu.Shape, uuid string, offer *policy.Offer, limits *records.MPS,
+) (pipeDir, shmDir string, err error) {
+	settings, err := settings(of, offer, limits)
+	if err != nil {
+		return "", "", err
+	}
+	endpoint, err := s.supervisor.Ensure(ctx, Request{
+		Claim: uid, Device: of.Name(), UUID: uuid, PCI: of.GPU.PCI, Settings: settings, Owner: s.owner,
+	})
+	if err != nil {
+		return "", "", &StartError{of.Name(), err}
+	}
+	return endpoint.PipeDir, endpoint.ShmDir, nil
+}
+
+// StartError is why the MPS server of a GPU or partition does not serve a claim.
+type StartError struct {
+	// Device is the name of the whole GPU or the partition.
+	Device string
+	err    error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("start the MPS server of %s: %v", Subject(e.Device), e.err)
+}
+func (e *StartError) Unwrap() error { return e.err }
+
+// settings of the server of a GPU or partition.
+func settings(of gpu.Shape, offer *policy.Offer, limits *records.MPS) (Settings, error) {
+	sharing := offer.Sharing(of.Shared(gpu.MPS))
+	if limits == nil && sharing == nil {
+		return Settings{}, fmt.Errorf("%s is not shared by MPS: %s", Subject(of.Name()), why(of, offer))
+	}
+	if limits == nil {
+		return Settings{
+			SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total,
+		}, nil
+	}
+	own := Settings{
+		SharedMemory: v1alpha1.DefaultSharedMemory, ActiveThreadPercentage: int(limits.ThreadPercentage), PinnedMemory: limits.Memory,
+	}
+	if sharing != nil {
+		own.SharedMemory = sharing.SharedMemory
+	}
+	return own, nil
+}
+
+func why(of gpu.Shape, offer *policy.Offer) string {
+	if offer.NoMPS != "" && !of.IsPartition() {
+		return offer.NoMPS
+	}
+	return "the node's policy does not offer it"
+}
+
+// StopMPS releases a claim from an MPS server.
+func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, server string) error {
+	if err := s.supervisor.Release(ctx, server, uid); err != nil {
+		return fmt.Errorf("release the MPS share of claim %s on %s: %w", uid, Subject(server), err)
+	}
+	return nil
+}
+
+// ServedMPS lists what the MPS servers of the node serve, in order of device and claim.
+func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
+	status, err := s.supervisor.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var served []records.Served
+	for _, g := range status.GPUs {
+		for _, uid := range g.Claims {
+			served = append(served, records.Served{Server: g.Device, Claim: uid, Owner: g.Owners[uid]})
+		}
+	}
+	return served, nil
+}
+
+// RetainMPS releases all other claims of this plugin's name from an MPS server.
+func (s *Sharing) RetainMPS(ctx context.Context, server string, uids []types.UID) error {
+	if err := s.supervisor.Retain(ctx, server, s.owner, uids); err != nil {
+		return fmt.Errorf("reconcile the MPS server of %s: %w", Subject(server), err)
+	}
+	return nil
+}

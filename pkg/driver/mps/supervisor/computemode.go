@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+)
+
+// computeMode is that of a GPU with a record.
+type computeMode struct {
+	hardware Hardware
+	keep     bool // as it is
+	record   *record
+}
+
+// with opens the driver for the time of a call.
+func (c computeMode) with(ctx context.Context, purpose string, do func(GPUs) error) (err error) {
+	gpus, err := c.hardware.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("open the driver to %s: %w", purpose, err)
+	}
+	defer func() { err = errors.Join(err, gpus.Close()) }()
+	return do(gpus)
+}
+
+// take saves the record, with the mode to restore, and lets only MPS use the GPU.
+func (c computeMode) take(ctx context.Context, save func() error) error {
+	r := c.record
+	if c.keep {
+		if r.PreviousMode != nil { // set before --compute-mode=keep, and the GPU may be closed
+			if err := c.giveBack(ctx); err != nil {
+				return err
+			}
+			r.PreviousMode, r.Closed = nil, false
+		}
+		return save()
+	}
+	return c.with(ctx, "set the compute mode (--compute-mode="+KeepMode+" does without)", func(gpus GPUs) error {
+		if r.PreviousMode == nil {
+			mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+			if errors.Is(err, gpu.ErrNotSupported) {
+				klog.FromContext(ctx).V(4).Info("GPU has no compute modes", "gpu", r.Device)
+				return save()
+			}
+			if err != nil {
+				return err
+			}
+			r.PreviousMode = &mode
+		}
+		if err := save(); err != nil {
+			return err
+		}
+		if err := c.set(ctx, gpus, nvml.ComputeModeExclusive); err != nil {
+			return err
+		}
+		r.Closed = false // saved with what comes next
+		return nil
+	})
+}
+
+// close lets nobody use a GPU that has claims and no daemon, until take. CUDA goes on without MPS where no daemon listens (man
+// nvidia-cuda-mps-control: "the program continues to run as it normally would without MPS"): the first program to start would have
+// the GPU to itself, past the limits of its claim, and the server of the next daemon could not have it.
+func (c computeMode) close(ctx context.Context, save func() error) error {
+	r := c.record
+	if c.keep || r.PreviousMode == nil {
+		return nil
+	}
+	return c.with(ctx, "let nobody use the GPU", func(gpus GPUs) error {
+		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+		if err != nil || mode != nvml.ComputeModeExclusive { // others changed it
+			return err
+		}
+		before := r.Closed
+		r.Closed = true
+		if err := save(); err != nil {
+			r.Closed = before
+			return err
+		}
+		return c.set(ctx, gpus, nvml.ComputeModeProhibited)
+	})
+}
+
+// ours reports whether a mode is one that take or close has set.
+func (r *record) ours(mode int) bool {
+	return mode == nvml.ComputeModeExclusive || r.Closed && mode == nvml.ComputeModeProhibited
+}
+
+// set sets a mode and reads it back: success of the call is the driver's word, the mode is what other processes find.
+func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
+	r := c.record
+	if err := gpus.SetComputeMode(ctx, r.pci(), r.UUID, mode); err != nil {
+		return err
+	}
+	got, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+	if err != nil {
+		return fmt.Errorf("read the compute mode back: %w", err)
+	}
+	if got != mode {
+		return fmt.Errorf("set the compute mode of %s: it is %d after the driver reported success for %d", r.Device, got, mode)
+	}
+	return nil
+}
+
+// errLater is returned by giveBack while a GPU is in MIG mode, in which its compute mode cannot be set. The GPU has that mode again when
+// it leaves MIG mode.
+var errLater = errors.New("the GPU is in MIG mode, and gets its compute mode back after it")
+
+// giveBack gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
+// other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all
+// (nvml.h, nvmlComputeMode_t). Partitions can be given away meanwhile.
+func (c computeMode) giveBack(ctx context.Context) error {
+	r := c.record
+	if r.PreviousMode == nil {
+		return nil
+	}
+	return c.with(ctx, "restore the compute mode", func(gpus GPUs) error {
+		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+		switch {
+		case errors.Is(err, gpu.ErrInMIGMode):
+			return errLater
+		case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
+			// The GPU was taken out or replaced, or has none.
+			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
+		case err != nil:
+			return err
+		case !r.ours(mode):
+			klog.FromContext(ctx).V(4).Info("Compute mode was changed by others", "gpu", r.Device, "mode", mode)
+		case mode != *r.PreviousMode:
+			return c.set(ctx, gpus, *r.PreviousMode)
+		}
+		return nil
+	})
+}
+
+// retake sets the mode again where it was lost: a reload of the driver brings back the default (nvml.h, nvmlDeviceSetComputeMode:
+// "may be reset … by driver unload").
+func (c computeMode) retake(ctx context.Context) (lost bool, err error) {
+	r := c.record
+	if c.keep || r.PreviousMode == nil {
+		return false, nil
+	}
+	err = c.with(ctx, "check the compute mode", func(gpus GPUs) error {
+		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+		if err != nil || mode == nvml.ComputeModeExclusive {
+			return err
+		}
+		lost = true
+		klog.FromContext(ctx).Info("Compute mode of a GPU shared by MPS was lost, as after a driver reload; setting it again",
+			"gpu", r.Device, "mode", mode, "claims", r.Claims)
+		return c.set(ctx, gpus, nvml.ComputeModeExclusive)
+	})
+	return lost, err
+}
+
+// holdComputeMode sets the mode of a GPU that claims share again where it was lost. A daemon without a server then
+// belongs to the driver that was there before: it is started anew, with the driver of today. One with a server cannot
+// have outlived a reload, since the server holds the driver: an admin set the mode by hand, and its clients go on.
+func (g *gpuState) holdComputeMode(ctx context.Context) error {
+	if !g.runs() {
+		return nil
+	}
+	lost, err := g.s.computeMode(g.record).retake(ctx)
+	if err != nil || !lost {
+		return err
+	}
+	serves, err := g.s.on.Daemons.Serves(ctx, g.daemon.Daemon, g.daemon.process.ID())
+	if err != nil || serves {
+		return err
+	}
+	g.noteLoss(ctx, "its driver was reloaded")
+	if err := g.start(ctx); err != nil {
+		g.message = err.Error()
+		g.restartLater(ctx)
+		return fmt.Errorf("restart the MPS control daemon of %s after its driver was reloaded: %w", g.device, err)
+	}
+	return nil
+}

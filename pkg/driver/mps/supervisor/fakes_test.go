@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+)
+
+const (
+	testUUID  = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+	testOwner = "gpu.cleave.dev"
+)
+
+// requestFor asks for a GPU by the bus it is on.
+func requestFor(claim string, bus uint8) mps.Request {
+	pci := gpu.PCIAddress{Bus: bus}
+	return mps.Request{
+		Claim: types.UID(claim), Device: pci.DeviceName(), UUID: testUUID, PCI: pci, Owner: testOwner,
+		Settings: mps.Settings{SharedMemory: 64 << 20, ActiveThreadPercentage: 50, PinnedMemory: 4 << 30},
+	}
+}
+
+// fakeHost is a machine in memory, but for its files. It outlives supervisors.
+type fakeHost struct {
+	disk Disk
+
+	mu        sync.Mutex
+	hook      func(what string) error
+	modes     map[gpu.PCIAddress]int
+	noDriver  error
+	opened    int
+	processes map[int]*fakeProcess
+	nextPID   int
+	mounts    map[string]int64
+	defaults  map[string][]string // commands by GPU
+	silent    bool                // daemons do not answer
+	stubborn  int                 // how many ways to end them daemons withstand
+	starts    int
+	serving   map[string]bool // GPUs whose daemons have a server
+	inMIG     bool            // GPUs are in MIG mode, in which compute modes are neither read nor set
+	deaf      int             // how many changes of the compute mode are answered with success and not made
+}
+
+func newFakeHost() *fakeHost {
+	return &fakeHost{
+		modes: map[gpu.PCIAddress]int{}, processes: map[int]*fakeProcess{},
+		serving: map[string]bool{}, nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
+	}
+}
+
+func (h *fakeHost) host() Host {
+	return Host{Hardware: h, Daemons: h, Mounts: h, Files: fakeFiles{h}, Disk: fakeDisk{h: h}}
+}
+
+// onStep says what is called before and after everything that changes something; an error keeps what it is called before
+// from happening. nil calls nothing.
+func (h *fakeHost) onStep(hook func(what string) error) {
+	h.locked(func() { h.hook = hook })
+}
+
+func (h *fakeHost) step(what string) error {
+	var hook func(string) error
+	h.locked(func() { hook = h.hook })
+	if hook == nil {
+		return nil
+	}
+	return hook(what)
+}
+
+// around does something between its two steps.
+func (h *fakeHost) around(what string, do func() error) error {
+	if err := h.step("before " + what); err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	return h.step("after " + what)
+}
+
+func (h *fakeHost) locked(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	do()
+}
+
+// Hardware.
+
+func (h *fakeHost) Open(context.Context) (GPUs, error) {
+	if err := h.step("open the driver"); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.noDriver != nil {
+		return nil, h.noDriver
+	}
+	h.opened++
+	return fakeGPUs{h}, nil
+}
+
+type fakeGPUs struct{ h *fakeHost }
+
+func (g fakeGPUs) Close() error {
+	g.h.locked(func() { g.h.opened-- })
+	return nil
+}
+
+func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (mode int, err error) {
+	if err := g.h.step("read the compute mode"); err != nil {
+		return 0, err
+	}
+	if g.h.inMIG {
+		return 0, gpu.ErrInMIGMode
+	}
+	return g.h.modeOf(pci), nil
+}
+
+func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string, mode int) error {
+	return g.h.around("set the compute mode", func() error {
+		g.h.locked(func() {
+			if g.h.deaf > 0 {
+				g.h.deaf--
+				return
+			}
+			if g.h.modes[pci] = mode; mode == 0 {
+				delete(g.h.modes, pci)
+			}
+		})
+		return nil
+	})
+}
+
+// Daemons.
+
+type fakeProcess struct {
+	h        *fakeHost
+	id       ProcessID
+	gpu      string
+	done     chan struct{}
+	ready    bool
+	withhold int // ways to end it that it withstands
+}
+
+func (p *fakeProcess) ID() ProcessID         { return p.id }
+func (p *fakeProcess) Done() <-chan struct{} { return p.done }
+func (p *fakeProcess) How() string           { return "signal: killed" }
+func (p *fakeProcess) Forget()               {}
+func (p *fakeProcess) Terminate() error      { return p.h.end(p, "SIGTERM") }
+func (p *fakeProcess) Kill() error           { return p.h.end(p, "SIGKILL") }
+
+// end ends a process, if it does not withstand.
+func (h *fakeHost) end(p *fakeProcess, way string) error {
+	return h.around("end a daemon by "+way, func() error {
+		h.locked(func() {
+			if p.withhold--; p.withhold < 0 {
+				h.die(p)
+			}
+		})
+		return nil
+	})
+}
+
+// die is the end of a process; the lock is held.
+func (h *fakeHost) die(p *fakeProcess) {
+	if h.processes[p.id.PID] == p {
+		delete(h.processes, p.id.PID)
+		close(p.done)
+	}
+}
+
+func (h *fakeHost) Start(_ context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
+	if err := h.step("before a daemon is started"); err != nil {
+		return nil, err
+	}
+	p := &fakeProcess{h: h, gpu: d.GPU, done: make(chan struct{})}
+	h.locked(func() {
+		h.starts++
+		h.nextPID++
+		p.id, p.withhold = ProcessID{PID: h.nextPID, Start: uint64(h.nextPID) * 10}, h.stubborn
+	})
+	if err := record(p.id); err != nil { // a crash in it ends the process too
+		return nil, err
+	}
+	h.locked(func() {
+		h.processes[p.id.PID] = p
+		p.ready = !h.silent
+	})
+	return p, h.step("after a daemon is started")
+}
+
+func (h *fakeHost) Adopt(id ProcessID) (Process, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p := h.processes[id.PID]; p != nil && p.id == id {
+		return p, nil
+	}
+	return nil, fmt.Errorf("%w: there is no process %d", errGone, id.PID)
+}
+
+func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string, error) {
+	if err := h.step("before asking " + strings.Fields(commands[0])[0]); err != nil {
+		return "", err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, p := range h.processes {
+		if p.gpu != d.GPU || !p.ready {
+			continue
+		}
+		switch {
+		case commands[0] == "quit":
+			if p.withhold--; p.withhold < 0 {
+				h.die(p)
+			}
+			return "", nil
+		case strings.HasPrefix(commands[0], "set_"):
+			h.defaults[d.GPU] = commands
+			return "", nil
+		case strings.HasPrefix(commands[0], "get_default_device"):
+			return "4G", nil
+		default:
+			if len(h.defaults[d.GPU]) == 0 {
+				return "100.0", nil
+			}
+			return "50.0", nil
+		}
+	}
+	return "", errors.New("Cannot find MPS control daemon process")
+}
+
+// Serves goes by serving: the daemons in memory have no servers of their own.
+func (h *fakeHost) Serves(_ context.Context, d Daemon, _ ProcessID) (serves bool, err error) {
+	h.locked(func() { serves = h.serving[d.GPU] })
+	return serves, h.step("look for servers")
+}
+
+func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
+	return h.around("sweep", func() error {
+		h.locked(func() {
+			for _, p := range h.processes {
+				if p.gpu == d.GPU {
+					h.die(p)
+				}
+			}
+			delete(h.defaults, d.GPU)
+		})
+		return nil
+	})
+}
+
+// Mounts.
+
+func (h *fakeHost) Mount(_ context.Context, t tmpfs) error {
+	return h.around("mount", func() error {
+		h.locked(func() { h.mounts[t.dir] = t.size })
+		return nil
+	})
+}
+
+func (h *fakeHost) Unmount(dir string) error {
+	return h.around("unmount", func() error {
+		h.locked(func() { delete(h.mounts, dir) })
+		return nil
+	})
+}
+
+// fakeDisk is the real disk, with a step around each change.
+type fakeDisk struct {
+	store.Disk
+	h *fakeHost
+}
+
+func (d fakeDisk) WriteFile(path string, data []byte) error {
+	return d.h.around("write", func() error { return d.Disk.WriteFile(path, data) })
+}
+
+func (d fakeDisk) Remove(path string) error {
+	return d.h.around("remove", func() error { return d.Disk.Remove(path) })
+}
+
+// fakeFiles are directories on the real disk, with a step around each change.
+type fakeFiles struct{ h *fakeHost }
+
+func (f fakeFiles) MakeDirs(p paths) error {
+	return f.h.around("create directories", func() error { return f.h.disk.MakeDirs(p) })
+}
+
+func (f fakeFiles) Clear(p paths) error {
+	return f.h.around("clear directories", func() error { return f.h.disk.Clear(p) })
+}
+
+func (f fakeFiles) ShowClients(paths) error {
+	return f.h.around("show clients", func() error { return nil })
+}
+
+func (f fakeFiles) RemoveDirs(p paths) error {
+	return f.h.around("remove directories", func() error { return f.h.disk.RemoveDirs(p) })
+}
+
+// kill ends the daemon of a GPU as the OOM killer would.
+func (h *fakeHost) kill(device string) {
+	h.locked(func() {
+		for _, p := range h.processes {
+			if p.gpu == device {
+				h.die(p)
+			}
+		}
+	})
+}
+
+// modeOf is the compute mode of a GPU.
+func (h *fakeHost) modeOf(pci gpu.PCIAddress) (mode int) {
+	h.locked(func() { mode = h.modes[pci] })
+	return mode
+}
+
+// recordOf is the path of the record of a GPU.
+func recordOf(dir, device string) string { return filepath.Join(dir, stateDir, device+".json") }
+
+// testConfig is one with a directory of its own.
+func testConfig(t *testing.T) Config {
+	t.Helper()
+	c := Config{
+		Version: "test", Dir: t.TempDir(), DriverRoot: "/", ComputeMode: ExclusiveMode,
+		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
+	}
+	must(t, makeDir(filepath.Join(c.Dir, stateDir), 0o700))
+	return c
+}
+
+// startFake makes a supervisor on a machine in memory and recovers. stop ends it.
+func startFake(t *testing.T, config Config, h *fakeHost) (s *Supervisor, stop func()) {
+	t.Helper()
+	life, cancel := context.WithCancel(t.Context())
+	s = New(life, config, h.host(), "boot-1")
+	must(t, s.Recover(life))
+	return s, func() {
+		cancel()
+		s.Wait()
+	}
+}
+
+// left lists what there is of MPS on a machine; empty if nothing.
+func (h *fakeHost) left(t *testing.T, config Config) string {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var left []string
+	if len(h.modes) > 0 {
+		left = append(left, fmt.Sprintf("compute modes %v", h.modes))
+	}
+	if len(h.processes) > 0 {
+		left = append(left, fmt.Sprintf("%d processes", len(h.processes)))
+	}
+	if len(h.mounts) > 0 {
+		left = append(left, fmt.Sprintf("mounts %v", h.mounts))
+	}
+	if h.opened != 0 {
+		left = append(left, fmt.Sprintf("%d open drivers", h.opened))
+	}
+	return strings.Join(append(left, dirsLeft(t, config)...), ", ")
+}
+
+// wantNothingLeft fails the test if anything of MPS is left on a machine.
+func (h *fakeHost) wantNothingLeft(t *testing.T, config Config) {
+	t.Helper()
+	if left := h.left(t, config); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// onFakeHost runs a test in a bubble, with a supervisor on a machine in memory.
+func onFakeHost(t *testing.T, test func(t *testing.T, s *Supervisor, h *fakeHost, config Config)) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		test(t, s, h, config)
+	})
+}

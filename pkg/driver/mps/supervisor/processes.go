@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+)
+
+// controlProgram is the control daemon, and its client.
+const controlProgram = "nvidia-cuda-mps-control"
+
+// maxAnswer bounds what is read of a control client's output, in bytes.
+const maxAnswer = 64 << 10
+
+// Processes is the Daemons of the operating system.
+type Processes struct {
+	// DriverRoots are where the driver may be, as this process sees them, one at least.
+	DriverRoots []string
+	// Self is the command that calls Enter: this program and its subcommand.
+	Self []string
+	// Cgroup as Config.DaemonCgroup.
+	Cgroup string
+}
+
+// sandbox is what the program needs around it.
+func (p Processes) sandbox(d Daemon, args ...string) sandbox {
+	s := sandbox{
+		Root: p.root(), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
+		Env: []string{
+			"PATH=" + searchPath,
+			"CUDA_VISIBLE_DEVICES=" + d.UUID,
+			pipeVariable + d.paths.pipe,
+			"CUDA_MPS_LOG_DIRECTORY=" + d.paths.log,
+		},
+	}
+	s.stayOutside()
+	return s
+}
+
+// stayOutside has a program run in the supervisor's own root where the driver's has no device nodes or no C library, as on
+// GKE. The daemon finds the server by PATH, and both the driver's libraries by LD_LIBRARY_PATH (NVIDIA's DRA driver,
+// mps-control-daemon.tmpl.yaml).
+func (s *sandbox) stayOutside() {
+	root := driverroot.Root{Host: s.Root, Here: s.Root}
+	program, found := root.Find(s.Program)
+	if s.Root == "/" || !found || root.Entered(program) {
+		return
+	}
+	s.Root, s.Search = "/", root.ProgramPath()
+	s.Env[0] = "PATH=" + s.Search + ":" + searchPath
+	if libraries := root.LibraryPath(); libraries != "" {
+		s.Env = append(s.Env, "LD_LIBRARY_PATH="+libraries)
+	}
+}
+
+// root is the first driver root with MPS's program, the first of all where none has it: the error names it.
+func (p Processes) root() string {
+	for _, root := range p.DriverRoots {
+		for _, dir := range filepath.SplitList(searchPath) {
+			// It may be a link that leads somewhere only once the root is the root.
+			if _, err := os.Lstat(filepath.Join(root, dir, controlProgram)); err == nil {
+				return root
+			}
+		}
+	}
+	return p.DriverRoots[0]
+}
+
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
+
+// Start creates the process, as a session of its own, which then waits for its instructions.
+func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (_ Process, err error) {
+	s := p.sandbox(d, "-f", "-multiuser-server")
+	s.Shm = d.paths.shm
+	if s.Cgroup, err = p.makeCgroup(d); err != nil {
+		klog.FromContext(ctx).Error(err, "Leaving MPS control daemon in the supervisor's cgroup, with which a container runtime ends it",
+			"gpu", d.GPU)
+	}
+	output, err := os.OpenFile(filepath.Join(d.paths.log, outputFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the daemon's output: %w", err)
+	}
+	defer output.Close()
+	command := exec.Command(p.Self[0], append(p.Self[1:], d.GPU)...) // it outlives every context
+	command.Stdout, command.Stderr = output, output
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	instructions, err := startSandboxed(command)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", controlProgram, err)
+	}
+	defer instructions.Close() // without a word, where a step fails: then the process ends
+	id := ProcessID{PID: command.Process.Pid}
+	if id.Start, err = startTime(id.PID); err == nil {
+		err = record(id)
+	}
+	var process *watched
+	if err == nil {
+		process, err = watchProcess(id, command)
+	}
+	if err != nil {
+		return nil, errors.Join(err, instructions.Close(), ignoreExit(command.Wait()))
+	}
+	klog.FromContext(ctx).V(6).Info("Starting the MPS control daemon", "gpu", d.GPU, "pid", id.PID, "root", s.Root, "cgroup", s.Cgroup)
+	if err := json.NewEncoder(instructions).Encode(s); err != nil {
+		return nil, errors.Join(fmt.Errorf("instruct process %d: %w", id.PID, err), process.Kill())
+	}
+	return process, nil
+}
+
+// startSandboxed starts a command that calls Enter, and returns where to write its instructions.
+func startSandboxed(command *exec.Cmd) (*os.File, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	command.ExtraFiles = []*os.File{read} // sandboxFD
+	if err := command.Start(); err != nil {
+		return nil, errors.Join(err, write.Close())
+	}
+	return write, nil
+}
+
+// ignoreExit passes over how a process ended.
+func ignoreExit(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// Adopt finds a daemon by its id.
+func (p Processes) Adopt(id ProcessID) (Process, error) {
+	w, err := watchProcess(id, nil)
+	if err != nil {
+		return nil, err // not a *watched that is nil
+	}
+	return w, nil
+}
+
+// Ask runs the control program with commands on its input. It is ended with ctx.
+func (p Processes) Ask(ctx context.Context, d Daemon, commands ...string) (string, error) {
+	klog.FromContext(ctx).V(6).Info("Asking the MPS control daemon", "gpu", d.GPU, "commands", commands)
+	command := exec.CommandContext(ctx, p.Self[0], append(p.Self[1:], d.GPU, "ask")...)
+	command.WaitDelay = time.Second
+	var out, complaints limited
+	command.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	command.Stdout, command.Stderr = &out, &complaints
+	instructions, err := startSandboxed(command)
+	if err != nil {
+		return "", fmt.Errorf("start %s: %w", controlProgram, err)
+	}
+	sent := json.NewEncoder(instructions).Encode(p.sandbox(d))
+	sent = errors.Join(sent, instructions.Close())
+	if err := errors.Join(command.Wait(), sent); err != nil {
+		return out.String(), fmt.Errorf("ask the MPS control daemon by %q: %w: %.300s", commands[0], err,
+			strings.TrimSpace(out.String()+" "+complaints.String()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// limited keeps the beginning of what is written to it.
+type limited struct {
+	bytes.Buffer
+}
+
+func (l *limited) Write(data []byte) (int, error) {
+	if room := maxAnswer - l.Len(); room > 0 {
+		l.Buffer.Write(data[:min(room, len(data))])
+	}
+	return len(data), nil
+}
+
+// Serves looks for programs of MPS that have the daemon's pipes, other than the daemon.
+func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, error) {
+	found, err := findProcesses(d.paths.pipe)
+	if err != nil {
+		return false, fmt.Errorf("find processes of MPS: %w", err)
+	}
+	return slices.ContainsFunc(found, func(id ProcessID) bool { return id != daemon }), nil
+}
+
+// Sweep kills what has the daemon's pipes and is a program of MPS, and removes the daemon's cgroup.
+func (p Processes) Sweep(ctx context.Context, d Daemon) error {
+	left, err := findProcesses(d.paths.pipe)
+	if err != nil {
+		return fmt.Errorf("find processes of MPS: %w", err)
+	}
+	for _, id := range left {
+		if err := killAndWait(ctx, id); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).V(2).Info("Ended a process of MPS", "gpu", d.GPU, "pid", id.PID)
+	}
+	return p.removeCgroup(ctx, d)
+}
+
+// killTimeout bounds the wait for a killed process: only one that hangs in the kernel needs more.
+const killTimeout = 5 * time.Second
+
+func killAndWait(ctx context.Context, id ProcessID) error {
+	w, err := watchProcess(id, nil)
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer w.Forget()
+	if err := w.Kill(); err != nil {
+		return fmt.Errorf("kill process %d: %w", id.PID, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	select {
+	case <-w.Done():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("process %d does not end after SIGKILL; look whether it hangs in the driver (dmesg)", id.PID)
+	}
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+)
+
+const (
+	// fastRestarts is how often a daemon is restarted in a row before it counts as failed: at once, then after 1, 2, 4
+	// and 8 seconds. From then on it is tried slowly, as the cause may go away (a driver is loaded again).
+	fastRestarts = 5
+	slowRestart  = time.Minute
+	// stable is how long a daemon has to run for the next loss to count as the first.
+	stable = 10 * time.Minute
+)
+
+// delay is the wait before the next restart after some in a row.
+func delay(restarts int) time.Duration {
+	switch {
+	case restarts == 0:
+		return 0
+	case restarts < fastRestarts:
+		return time.Second << (restarts - 1)
+	default:
+		return slowRestart
+	}
+}
+
+// watch waits for the end of a daemon, and acts on one that was not wanted.
+func (g *gpuState) watch(process Process) {
+	ctx := g.s.life
+	select {
+	case <-process.Done():
+	case <-ctx.Done():
+		process.Forget()
+		return
+	}
+	if err := g.lock(ctx); err != nil {
+		return
+	}
+	defer g.unlock()
+	if g.daemon.process != process {
+		return
+	}
+	g.noteLoss(ctx, "it ended: "+process.How())
+	g.restartLater(ctx)
+}
+
+// noteLoss reports and records that the daemon is gone, and which claims have lost it.
+func (g *gpuState) noteLoss(ctx context.Context, how string) {
+	pid := 0
+	if g.record.Daemon != nil {
+		pid = g.record.Daemon.PID
+	}
+	if !g.started.IsZero() && time.Since(g.started) > stable {
+		g.restarts = 0
+	}
+	g.daemon.process, g.record.Phase = nil, starting
+	g.record.Lost = slices.Clone(g.record.Claims)
+	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(ctx, g.device, g.daemon.paths.log))
+	// First the report: should this process die in between, it is made again.
+	g.report(ctx, mps.DaemonLost, g.record.Lost, g.message)
+	if err := g.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Recording the loss of an MPS control daemon failed", "gpu", g.device)
+	}
+}
+
+// report notifies watchers and logs.
+func (g *gpuState) report(ctx context.Context, kind mps.EventKind, claims []types.UID, message string) {
+	klog.FromContext(ctx).Info("MPS control daemon event", "kind", kind, "gpu", g.device, "claims", claims, "message", message)
+	g.s.reports.add(ctx, mps.Event{Device: g.device, Kind: kind, Claims: slices.Clone(claims), Message: message, Time: time.Now()})
+}
+
+// restartLater has a goroutine start the daemon again, unless one is at it.
+func (g *gpuState) restartLater(ctx context.Context) {
+	g.giveUp(ctx)
+	g.keepOff(ctx)
+	if g.restarting || ctx.Err() != nil {
+		return
+	}
+	g.restarting = true
+	wait := delay(g.restarts)
+	g.s.wg.Go(func() { g.restart(wait) })
+}
+
+// restart tries until a daemon runs, no claim wants one, or the supervisor stops.
+func (g *gpuState) restart(wait time.Duration) {
+	ctx := g.s.life
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := g.lock(ctx); err != nil {
+			return
+		}
+		again := g.tryRestart(ctx)
+		g.restarting = again
+		wait = delay(g.restarts)
+		g.unlock()
+		if !again {
+			return
+		}
+		timer.Reset(wait)
+	}
+}
+
+// tryRestart reports whether to try again.
+func (g *gpuState) tryRestart(ctx context.Context) bool {
+	if g.record == nil || len(g.record.Claims) == 0 || g.runs() {
+		return false
+	}
+	g.restarts++
+	err := g.start(ctx)
+	if err == nil {
+		return false
+	}
+	g.message = err.Error()
+	g.show()
+	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
+		"gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
+	g.giveUp(ctx)
+	g.keepOff(ctx)
+	return true
+}
+
+// keepOff keeps programs off a GPU without a daemon, unless the next one is started at once. Where that fails, the claims still wait
+// for their daemon.
+func (g *gpuState) keepOff(ctx context.Context) {
+	if delay(g.restarts) == 0 || ctx.Err() != nil {
+		return
+	}
+	if err := g.s.computeMode(g.record).close(ctx, g.save); err != nil {
+		klog.FromContext(ctx).Error(err, "CUDA programs of claims may start without MPS until its daemon runs", "gpu", g.device)
+	}
+}
+
+// giveUp reports, once, that a daemon has failed after too many restarts in a row.
+func (g *gpuState) giveUp(ctx context.Context) {
+	if g.restarts < fastRestarts || g.failed {
+		return
+	}
+	g.failed = true
+	g.report(ctx, mps.DaemonFailed, g.record.Claims,
+		fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", g.restarts, slowRestart, g.message))
+	g.show()
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package names
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// Shared is the directory, in the kubelet's plugins directory, of what all plugins of a node share. No driver can have
+// this name.
+const Shared = "_cleave"
+
+// Files and directories of the state of a name, as every release has them.
+const (
+	Claims  = "claims"
+	Layouts = "layouts"
+	Locks   = "locks"
+	Running = "running.lock"
+)
+
+// most bounds how many entries of the plugins directory are looked at: CSI drivers have theirs there, too.
+const most = 1024
+
+// Find lists the driver names, other than one's own, of which Cleave keeps state in the kubelet's plugins directory, in
+// order. NVIDIA's own driver, whose name may be one of them, has no such directories (it keeps a checkpoint.json).
+func Find(pluginsDir, own string) ([]string, error) {
+	found, _, err := find(pluginsDir, own)
+	return found, err
+}
+
+// find also returns the directories on which the answer depends.
+func find(pluginsDir, own string) (found, dirs []string, err error) {
+	entries, err := os.ReadDir(pluginsDir) // sorted
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("look for other driver names: %w", err)
+	}
+	dirs = []string{pluginsDir}
+	for _, e := range entries[:min(len(entries), most)] {
+		name := e.Name()
+		if name == own || !e.IsDir() {
+			continue
+		}
+		dir := filepath.Join(pluginsDir, name)
+		dirs = append(dirs, dir)
+		if IsState(dir) && len(validation.IsDNS1123Subdomain(name)) == 0 {
+			found = append(found, name)
+		}
+	}
+	return found, dirs, nil
+}
+
+// Finder finds names as Find does, and remembers the answer for as long as no directory has changed on which it depends:
+// each lock of a GPU asks.
+type Finder struct {
+	// PluginsDir and Own are the arguments of Find.
+	PluginsDir, Own string
+	// Now is the time; nil for the clock's.
+	Now func() time.Time
+
+	mu     sync.Mutex
+	found  []string
+	dirs   []string
+	stamps []store.Stamp // of dirs; nil if nothing is remembered
+}
+
+// Find may be called from any goroutine.
+func (f *Finder) Find() ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if f.Now != nil {
+		now = f.Now()
+	}
+	if f.stamps != nil {
+		if stamps, _ := store.StampsOf(f.dirs, now); slices.Equal(stamps, f.stamps) {
+			return slices.Clone(f.found), nil
+		}
+	}
+	f.stamps = nil
+	// The stamps are those of before the search, so that a change during it shows.
+	_, dirs, err := find(f.PluginsDir, f.Own)
+	if err != nil {
+		return nil, err
+	}
+	stamps, reliable := store.StampsOf(dirs, now)
+	found, again, err := find(f.PluginsDir, f.Own)
+	if err != nil {
+		return nil, err
+	}
+	if reliable && slices.Equal(dirs, again) {
+		f.found, f.dirs, f.stamps = found, dirs, stamps
+	}
+	return slices.Clone(found), nil
+}
+
+// IsState reports whether a directory has the state of one of Cleave's plugins: one that has ever served has both records
+// and locks.
+func IsState(dir string) bool {
+	for _, name := range []string{Claims, Locks} {
+		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || !info.IsDir() {
+			return false
+		}
+	}
+	return true
+}
+
+// Runs reports whether a plugin runs by the name of a state directory. It holds the directory's lock, in any release.
+func Runs(dir string) (bool, error) {
+	file, err := os.OpenFile(filepath.Join(filepath.Clean(dir), Running), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("check whether a plugin runs: %w", err)
+	}
+	defer func() { _ = file.Close() }() // and the lock with it
+	err = store.Flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("check whether a plugin runs: %w", err)
+	}
+	return false, nil
+}

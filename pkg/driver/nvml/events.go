@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// eventKinds are the events to register for. The driver decides which of them a GPU supports.
+var eventKinds = map[uint64]gpu.EventKind{
+	nvml.EventMigConfigChange:         gpu.MIGChanged,
+	nvml.EventTypeXidCriticalError:    gpu.XIDReported,
+	nvml.EventTypeDoubleBitEccError:   gpu.DoubleBitECC,
+	nvml.EventTypeGpuUnavailableError: gpu.GPUUnavailable,
+	nvml.EventTypeGpuRecoveryAction:   gpu.RecoveryChanged,
+}
+
+// wantedEvents is the mask of eventKinds.
+func wantedEvents() uint64 {
+	var mask uint64
+	for bit := range eventKinds {
+		mask |= bit
+	}
+	return mask
+}
+
+// Events is a subscription to the events of a node's GPUs. Only one goroutine at a time may use it.
+type Events struct {
+	calls *calls
+	set   EventSet
+	// sources are the registered GPUs by Device.Handle.
+	sources map[any]gpu.PCIAddress
+	epoch   int64
+	// hanging is set if a call may still use the set, which is then never freed.
+	hanging bool
+	// outdated is set once there is a GPU that the subscription lacks.
+	outdated atomic.Bool
+}
+
+// Events subscribes to all GPUs; earlier events are lost. GPUs that are lost or have no events are skipped. The error
+// wraps gpu.ErrNotSupported if no GPU has events.
+func (s *Session) Events(ctx context.Context) (*Events, error) {
+	if err := s.calls.dogs.events.hangs(); err != nil {
+		return nil, fmt.Errorf("create an event set: %w", err)
+	}
+	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlEventSetCreate")
+	set, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", s.calls.patience.Read, true, s.calls.lib.EventSet)
+	if err != nil {
+		return nil, fmt.Errorf("create an event set: %w", err)
+	}
+	e := &Events{calls: s.calls, set: set, sources: map[any]gpu.PCIAddress{}, epoch: s.calls.epoch.Load()}
+	node := s.Node()
+	for i := range node.GPUs {
+		pci := node.GPUs[i].PCI
+		if err := e.register(ctx, pci); err != nil {
+			if !slices.ContainsFunc(noEvents, func(known error) bool { return errors.Is(err, known) }) {
+				// Other errors leave the state of the set undefined (nvmlDeviceRegisterEvents).
+				return nil, errors.Join(err, set.Free())
+			}
+			e.hanging = e.hanging || errors.Is(err, gpu.ErrHangs)
+			klog.FromContext(ctx).V(2).Info("Cannot watch the events of a GPU", "pci", pci, "reason", err.Error())
+		}
+	}
+	if len(e.sources) == 0 {
+		return nil, errors.Join(fmt.Errorf("watch the events of %d GPUs: %w", len(node.GPUs), gpu.ErrNotSupported), e.Close())
+	}
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	s.calls.events[e] = true
+	return e, nil
+}
+
+// noEvents are the errors of a GPU that is skipped.
+var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.ErrHangs, gpu.ErrReleased}
+
+// register subscribes to one GPU.
+func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
+	source, err := ask(ctx, e.calls, pci, "nvmlDeviceRegisterEvents", func(dev Device) (any, error) {
+		supported, err := dev.SupportedEventTypes()
+		if err != nil {
+			return nil, fmt.Errorf("read the event types of the GPU at %s: %w", pci, err)
+		}
+		mask := supported & wantedEvents()
+		if mask == 0 {
+			return nil, fmt.Errorf("watch the events of the GPU at %s, which has %#x: %w", pci, supported, gpu.ErrNotSupported)
+		}
+		if err := dev.RegisterEvents(mask, e.set); err != nil {
+			return nil, fmt.Errorf("watch the events %#x of the GPU at %s: %w", mask, pci, err)
+		}
+		return dev.Handle(), nil
+	})
+	if err == nil {
+		e.sources[source] = pci
+	}
+	return err
+}
+
+// Next waits for the next event until a timeout. An error may concern a single, unnamed GPU and may recur immediately:
+// back off before the next call.
+func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, err error) {
+	type answer struct {
+		data     EventData
+		happened bool
+	}
+	a, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetWait_v2", timeout+e.calls.patience.Read,
+		true, func() (answer, error) {
+			if e.calls.epoch.Load() != e.epoch || e.outdated.Load() {
+				return answer{}, errRestarted
+			}
+			data, happened, err := e.set.Wait(timeout)
+			return answer{data, happened}, err
+		})
+	if err != nil || !a.happened {
+		if err != nil {
+			e.hanging = e.hanging || errors.Is(err, gpu.ErrHangs)
+			err = fmt.Errorf("wait for the events of %d GPUs: %w", len(e.sources), err)
+		}
+		return gpu.Event{}, false, err
+	}
+	data := a.data
+	event = gpu.Event{Kind: eventKinds[data.Type]}
+	if pci, known := e.sources[data.Handle]; known {
+		event.PCI = &pci
+	}
+	if event.Kind == gpu.XIDReported {
+		event.XID = int(data.Data)
+	}
+	if data.GPUInstance != wholeGPU {
+		gi := int(data.GPUInstance)
+		event.GI = &gi
+	}
+	return event, true, nil
+}
+
+// wholeGPU is the GPU instance ID of events that concern no GPU instance.
+const wholeGPU = 0xFFFFFFFF
+
+// Close ends the subscription.
+func (e *Events) Close() error {
+	e.calls.mu.Lock()
+	delete(e.calls.events, e)
+	e.calls.mu.Unlock()
+	if e.hanging {
+		return fmt.Errorf("free the event set: %w", gpu.ErrHangs)
+	}
+	if e.calls.epoch.Load() != e.epoch {
+		return nil // freed when the session restarted
+	}
+	return e.set.Free()
+}
+
+// RecoveryAction reads the recovery action that the driver requests for the GPU at an address. It is
+// gpu.RecoveryUnknown, without an error, if the driver does not report one.
+func (s *Session) RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
+	return ask(ctx, s.calls, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.RecoveryAction, error) {
+		values, err := dev.FieldValues([]Field{{ID: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})
+		if err == nil {
+			err = values[0].Err
+		}
+		if lacking(err) || errors.Is(err, gpu.ErrNotFound) {
+			return gpu.RecoveryUnknown, nil
+		}
+		if err != nil {
+			return gpu.RecoveryUnknown, fmt.Errorf("read the recovery action of the GPU at %s: %w", pci, err)
+		}
+		return gpu.RecoveryAction(values[0].Value), nil
+	})
+}

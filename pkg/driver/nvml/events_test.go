@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// allEvents are those of the newest drivers, and some unregistered ones.
+const allEvents = 0xFFFF
+
+func eventBed(t *testing.T, gpus int) (*fakeLibrary, *Session) {
+	t.Helper()
+	lib := &fakeLibrary{errs: map[string]error{}}
+	for i := range gpus {
+		d := h100(i)
+		d.events = allEvents
+		lib.devices = append(lib.devices, d)
+	}
+	return lib, openFake(t, lib)
+}
+
+func TestEvents_SupportedTypes(t *testing.T) {
+	const migChanged, xid, doubleBit, unavailable, recovery = 0x100, 0x8, 0x2, 0x4000, 0x8000
+	lib, s := eventBed(t, 3)
+	lib.devices[1].events = migChanged | xid | 0x1 // an older driver
+	lib.devices[2].events = 0x1
+	if _, err := s.Events(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []uint64{migChanged | xid | doubleBit | unavailable | recovery, migChanged | xid, 0}
+	for i, d := range lib.devices {
+		if got := lib.set.registered[d]; got != want[i] {
+			t.Errorf("GPU %d: got events %#x, want %#x", i, got, want[i])
+		}
+	}
+}
+
+func TestEvents_Next(t *testing.T) {
+	lib, s := eventBed(t, 2)
+	e, err := s.Events(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const none = 0xFFFFFFFF
+	stranger := h100(7)
+	lib.set.next = []EventData{
+		{Handle: lib.devices[1], Type: 0x8, Data: 79, GPUInstance: none, ComputeInstance: none},
+		{Handle: lib.devices[0], Type: 0x8, Data: 94, GPUInstance: 0, ComputeInstance: 0},
+		{Handle: lib.devices[0], Type: 0x100, Data: 5, GPUInstance: none, ComputeInstance: none},
+		{Handle: lib.devices[0], Type: 0x2, GPUInstance: none, ComputeInstance: none},
+		{Handle: lib.devices[0], Type: 0x4000, GPUInstance: none, ComputeInstance: none},
+		{Handle: stranger, Type: 0x8000, GPUInstance: none, ComputeInstance: none},
+	}
+	first, second, gi := s.Node().GPUs[0].PCI, s.Node().GPUs[1].PCI, 0
+	for _, want := range []gpu.Event{
+		{Kind: gpu.XIDReported, PCI: &second, XID: 79},
+		{Kind: gpu.XIDReported, PCI: &first, XID: 94, GI: &gi},
+		{Kind: gpu.MIGChanged, PCI: &first},
+		{Kind: gpu.DoubleBitECC, PCI: &first},
+		{Kind: gpu.GPUUnavailable, PCI: &first},
+		{Kind: gpu.RecoveryChanged},
+	} {
+		got, happened, err := e.Next(time.Second)
+		if diff := cmp.Diff(want, got); diff != "" || !happened || err != nil {
+			t.Errorf("%v, %t, %v: event (-want +got):\n%s", want, happened, err, diff)
+		}
+	}
+	if _, happened, err := e.Next(time.Second); happened || err != nil {
+		t.Errorf("got %t, %v with nothing to come, want neither", happened, err)
+	}
+	lib.errs["Wait"] = gpu.ErrLost
+	if _, happened, err := e.Next(time.Second); happened || !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("got %t, %v, want %v", happened, err, gpu.ErrLost)
+	}
+}
+
+func TestEvents_UnwatchableGPU(t *testing.T) {
+	for name, failing := range map[string]string{"the mask": "SupportedEventTypes", "the registration": "RegisterEvents"} {
+		for _, sentinel := range []error{gpu.ErrLost, gpu.ErrNotSupported} {
+			lib, s := eventBed(t, 2)
+			lib.devices[0].errs[failing] = sentinel
+			if _, err := s.Events(t.Context()); err != nil {
+				t.Errorf("%s, %v: %v", name, sentinel, err)
+				continue
+			}
+			if r := lib.set.registered; len(r) != 1 || r[lib.devices[1]] == 0 {
+				t.Errorf("%s, %v: registered are %d GPUs, want the second and no other", name, sentinel, len(r))
+			}
+		}
+	}
+}
+
+func TestEvents_SetFreed(t *testing.T) {
+	broken := errors.New("unknown error")
+	for name, tt := range map[string]struct {
+		prepare func(*fakeLibrary)
+		want    error
+	}{
+		"undefined set": {func(l *fakeLibrary) { l.devices[1].errs["RegisterEvents"] = broken }, broken},
+		"no events":     {func(l *fakeLibrary) { l.devices[0].events, l.devices[1].events = 0x1, 0 }, gpu.ErrNotSupported},
+	} {
+		lib, s := eventBed(t, 2)
+		tt.prepare(lib)
+		if _, err := s.Events(t.Context()); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", name, err, tt.want)
+		}
+		if lib.calls[len(lib.calls)-1] != "Free" {
+			t.Errorf("%s: the last call is %s, want that the set is freed", name, lib.calls[len(lib.calls)-1])
+		}
+	}
+	lib, s := eventBed(t, 1)
+	lib.errs["EventSet"] = broken
+	if _, err := s.Events(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
+	}
+}
+
+func TestRecoveryAction_Unsupported(t *testing.T) {
+	broken := errors.New("unknown error")
+	lib, s := eventBed(t, 1)
+	d, pci := lib.devices[0], s.Node().GPUs[0].PCI
+	d.recovery = 4
+	for name, tt := range map[string]struct {
+		call string
+		err  error
+		want gpu.RecoveryAction
+		fail error
+	}{
+		"reported":         {"", nil, gpu.RecoveryDrainAndReset, nil},
+		"no such function": {"FieldValues", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
+		"no such field":    {"field 230", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
+		"unknown number":   {"field 230", gpu.ErrInvalidArgument, gpu.RecoveryUnknown, nil},
+		"lost":             {"FieldValues", gpu.ErrLost, gpu.RecoveryUnknown, gpu.ErrLost},
+		"lost, by field":   {"field 230", gpu.ErrLost, gpu.RecoveryUnknown, gpu.ErrLost},
+		"something else":   {"field 230", broken, gpu.RecoveryUnknown, broken},
+	} {
+		d.errs = map[string]error{tt.call: tt.err}
+		got, err := s.RecoveryAction(t.Context(), pci)
+		if got != tt.want || !errors.Is(err, tt.fail) || (err != nil) != (tt.fail != nil) {
+			t.Errorf("%s: got %d, %v, want %d, %v", name, got, err, tt.want, tt.fail)
+		}
+	}
+	if _, err := s.RecoveryAction(t.Context(), gpu.PCIAddress{}); !errors.Is(err, gpu.ErrNotFound) {
+		t.Errorf("a GPU that is not there: got %v, want %v", err, gpu.ErrNotFound)
+	}
+}

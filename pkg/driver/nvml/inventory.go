@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// discovery is the result of one read of the node's hardware, with the handles to its GPUs.
+type discovery struct {
+	node    gpu.Node
+	handles map[gpu.PCIAddress]handle
+}
+
+// handle gives access to a GPU in one epoch of a session.
+type handle struct {
+	Device
+	dog *watchdog
+	// epoch of the session that the handle belongs to: NVML handles do not outlive nvmlShutdown.
+	epoch int
+	// replaced is the error for a GPU of the inventory whose address another GPU now has.
+	replaced error
+}
+
+// inventory is what was read of the node's GPUs so far.
+type inventory struct {
+	sysfs fs.ReadLinkFS
+
+	mu   sync.RWMutex
+	last *discovery
+	// listed are the GPUs whose PCI function sysfs listed at some read.
+	listed map[gpu.PCIAddress]bool
+	// released are the GPUs that were closed and are not to be opened, see Session.Release.
+	released map[gpu.PCIAddress]bool
+	// resetRequired are the UUIDs of GPUs whose driver answered that their MIG mode needs a reset, though their chip needs none.
+	resetRequired map[string]bool
+}
+
+func newInventory(sysfs fs.ReadLinkFS) *inventory {
+	return &inventory{
+		sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, released: map[gpu.PCIAddress]bool{},
+		resetRequired: map[string]bool{},
+	}
+}
+
+// noteResetRequired records that the MIG mode of the GPU at an address needs a reset, if that is one of a guest, for as long as the
+// session lasts: a guest that was rebooted begins another. On bare metal the generation of the board says whether it does.
+func (v *inventory) noteResetRequired(pci gpu.PCIAddress) (noted bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	g := v.last.node.Find(pci.DeviceName())
+	if g == nil || g.Virtualization != gpu.PassThrough {
+		return false
+	}
+	v.resetRequired[g.UUID] = true
+	return true
+}
+
+func (v *inventory) requiresReset(g *gpu.GPU) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.resetRequired[g.UUID]
+}
+
+// node is that of the last read. It is shared: do not modify it.
+func (v *inventory) node() *gpu.Node {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return &v.last.node
+}
+
+// handle returns the handle of the GPU at an address.
+func (v *inventory) handle(pci gpu.PCIAddress) (handle, error) {
+	v.mu.RLock()
+	h, ok := v.last.handles[pci]
+	released := v.released[pci]
+	v.mu.RUnlock()
+	if released {
+		return handle{}, fmt.Errorf("use the GPU at %s: %w", pci, gpu.ErrReleased)
+	}
+	if ok {
+		return h, h.replaced
+	}
+	if v.absent(pci) {
+		return handle{}, fmt.Errorf("find GPU at %s: %w: %w", pci, gpu.ErrNotFound, gpu.ErrAbsent)
+	}
+	return handle{}, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+}
+
+// adopt replaces the inventory.
+func (v *inventory) adopt(d *discovery) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.last = d
+	for i := range d.node.GPUs {
+		g := &d.node.GPUs[i]
+		v.listed[g.PCI] = v.listed[g.PCI] || len(g.PCIePath) > 0
+	}
+}
+
+// updateLinks takes over the NVLinks of GPUs that were read anew.
+func (v *inventory) updateLinks(fresh []gpu.GPU) (changed bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := *v.last
+	next.node.GPUs = slices.Clone(v.last.node.GPUs)
+	for i := range next.node.GPUs {
+		g := &next.node.GPUs[i]
+		at := slices.IndexFunc(fresh, func(f gpu.GPU) bool { return f.PCI == g.PCI && f.UUID == g.UUID })
+		if at < 0 {
+			continue
+		}
+		f := &fresh[at]
+		if reflect.DeepEqual(f.NVLinks, g.NVLinks) && reflect.DeepEqual(f.Fabric, g.Fabric) && f.FabricState == g.FabricState {
+			continue
+		}
+		changed = true
+		g.NVLinks, g.Fabric, g.FabricState = f.NVLinks, f.Fabric, f.FabricState
+	}
+	if changed {
+		v.last = &next
+	}
+	return changed
+}
+
+// absent is Session.Absent.
+func (v *inventory) absent(pci gpu.PCIAddress) bool {
+	if _, err := fs.Stat(v.sysfs, deviceLink(pci)); err == nil {
+		return false
+	}
+	functions, err := pciGPUs(v.sysfs, nil)
+	return err == nil && (len(functions) > 0 || v.wasListed(pci))
+}
+
+// wasListed reports whether an earlier read found the PCI function of a GPU in sysfs.
+func (v *inventory) wasListed(pci gpu.PCIAddress) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.listed[pci]
+}
+
+// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears down a GPU's
+// state when the last file of it is closed, and the next to open it waits until it is set up again (open-gpu-kernel-modules 595.45.04,
+// kernel-open/nvidia/nv.c, nv_close_device). Partitions come back by themselves (the same release,
+// kernel_mig_manager.c:2680-2830).
+func (v *inventory) openNodes(root string) (closeNodes func(), err error) {
+	var files []*os.File
+	closeNodes = func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}
+	if root == "" {
+		return closeNodes, nil // a library without a driver root has no device nodes
+	}
+	node := v.node()
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if v.isReleased(g.PCI) {
+			continue
+		}
+		f, err := openNode(root, g.Minor)
+		switch {
+		case err == nil:
+			files = append(files, f)
+		case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO), v.absent(g.PCI):
+			// without a kernel driver or a GPU behind the node there is no state to keep
+		default:
+			closeNodes()
+			return nil, fmt.Errorf("keep the GPU at %s open: %w", g.PCI, err)
+		}
+	}
+	return closeNodes, nil
+}

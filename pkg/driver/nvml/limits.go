@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// Functions that limit the GPU memory of a cgroup's processes, since driver release 615.
+const (
+	getMemoryLimits = "nvmlDeviceGetMemoryLimits_v1"
+	setMemoryLimits = "nvmlDeviceSetMemoryLimits_v1"
+)
+
+func (d realDevice) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
+	l, ret := d.dev.GetMemoryLimits_v1(cgroup)
+	return l.SoftLimit, l.HardLimit, l.CurrentUsed, check(getMemoryLimits, ret)
+}
+
+func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
+	return check(setMemoryLimits, d.dev.SetMemoryLimits_v1(cgroup, soft, hard))
+}
+
+// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes, given the root of the unified hierarchy,
+// such as /sys/fs/cgroup. It is a capability of driver and node: a GPU in MIG mode, which answers that it is not supported, has it
+// once it leaves the mode if the others have it.
+func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
+	if !s.calls.lib.HasFunction(getMemoryLimits) || !s.calls.lib.HasFunction(setMemoryLimits) {
+		return false
+	}
+	node := s.Node()
+	asked := []gpu.PCIAddress{pci}
+	if g := node.Find(pci.DeviceName()); g != nil && g.MIG.Enabled {
+		asked = nil
+		for i := range node.GPUs {
+			if !node.GPUs[i].MIG.Enabled {
+				asked = append(asked, node.GPUs[i].PCI)
+			}
+		}
+		if asked == nil {
+			return regionsIn(root) // nobody can be asked now
+		}
+	}
+	cgroup := limitedCgroup(root)
+	return slices.ContainsFunc(asked, func(pci gpu.PCIAddress) bool {
+		_, err := ask(ctx, s.calls, pci, getMemoryLimits, errorOnly(func(dev Device) error {
+			_, _, _, err := dev.MemoryLimits(cgroup)
+			return err
+		}))
+		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+			klog.FromContext(ctx).V(2).Info("The driver does not limit GPU memory by cgroup", "pci", pci, "reason", err.Error())
+			return false
+		}
+		return true
+	})
+}
+
+// limitedCgroup is a cgroup to ask about. Where the kernel limits the memory of devices (dmem, Linux 6.14 and later), the driver
+// answers "not supported" of a cgroup without the controller's files, such as the root (NVIDIA MPS documentation, "Memory
+// partitioning"; kernel documentation, cgroup-v2, "DMEM"): a child of it that has them is asked about then. Else the root is.
+func limitedCgroup(root string) string {
+	limited, _ := filepath.Glob(filepath.Join(root, "*", "dmem.max")) // in order
+	if len(limited) > 0 {
+		return filepath.Dir(limited[0])
+	}
+	return root
+}
+
+// regionsIn reports whether the kernel knows memory of NVIDIA GPUs that it can limit. The file is in the root alone.
+func regionsIn(root string) bool {
+	data, err := os.ReadFile(filepath.Join(root, "dmem.capacity"))
+	return err == nil && bytes.Contains(data, []byte("nvidia"))
+}
+
+// LimitedGPU is the GPU whose memory is limited. Without an address, which specs of earlier releases do not have, all GPUs are opened
+// until the one with the UUID is found.
+type LimitedGPU struct {
+	PCI  *gpu.PCIAddress
+	UUID string
+}
+
+// LimitMemory limits the GPU memory of a cgroup's processes. It opens an NVML session of its own.
+func LimitMemory(opts Options, of LimitedGPU, cgroup string, limit uint64) (err error) {
+	path, err := FindLibrary(opts)
+	if err != nil {
+		return err
+	}
+	lib := newRealLibrary(path)
+	if err := lib.Init(); err != nil {
+		return fmt.Errorf("open NVML session with %s: %w", path, err)
+	}
+	defer func() {
+		_, shutdown := bounded(context.Background(), newWatchdog(), "nvmlShutdown", defaultPatience.Read, false,
+			func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
+		err = errors.Join(err, shutdown)
+	}()
+	return limitMemory(lib, of, cgroup, limit)
+}
+
+func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error {
+	if limit == 0 || limit == math.MaxUint64 {
+		return fmt.Errorf("limit the memory of cgroup %s to %d bytes: %w", cgroup, limit, gpu.ErrInvalidArgument)
+	}
+	if !lib.HasFunction(setMemoryLimits) {
+		return fmt.Errorf("limit the memory of cgroup %s: the driver's library has no %s: %w", cgroup, setMemoryLimits, gpu.ErrNotSupported)
+	}
+	dev, err := findLimited(lib, of)
+	if err != nil {
+		return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, of.UUID, err)
+	}
+	// No soft limit: it is a reservation, which the kernel adds to all cgroups above, where it stays after the container's is gone
+	// (NVIDIA MPS documentation, "Ancestor reservation propagation").
+	if err := dev.SetMemoryLimits(cgroup, 0, limit); err != nil {
+		return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, of.UUID, limit, err)
+	}
+	return nil
+}
+
+// findLimited opens a GPU. The driver initialises each GPU that is opened, which takes seconds, and may hang for one that is not meant.
+func findLimited(lib Library, of LimitedGPU) (Device, error) {
+	open := func(device func() (Device, error)) (Device, error) {
+		return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Change, false, func() (Device, error) {
+			return withUUID(device, of.UUID)
+		})
+	}
+	if of.PCI != nil {
+		return open(func() (Device, error) { return lib.DeviceByPCI(*of.PCI) })
+	}
+	count, err := lib.DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		if dev, err := open(func() (Device, error) { return lib.DeviceByIndex(i) }); err == nil {
+			return dev, nil // else it is about another GPU
+		}
+	}
+	return nil, gpu.ErrNotFound
+}
+
+// withUUID opens a GPU if it is the one with a UUID.
+func withUUID(device func() (Device, error), uuid string) (Device, error) {
+	dev, err := device()
+	if err != nil {
+		return nil, err
+	}
+	id, err := dev.UUID()
+	if err != nil {
+		return nil, err
+	}
+	if id != uuid {
+		return nil, gpu.ErrNotFound
+	}
+	return dev, nil
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// Backoff between attempts to find missing GPUs.
+const (
+	minScanBackoff = 10 * time.Second
+	maxScanBackoff = 5 * time.Minute
+)
+
+// scan is the state that Rediscover keeps between calls. Only one goroutine at a time may call it.
+type scan struct {
+	// known caches which names of PCI functions are NVIDIA GPUs.
+	known map[string]bool
+	// missing are the GPUs that sysfs lists and the inventory lacked at the last scan; next is the time of the next attempt.
+	missing []gpu.PCIAddress
+	next    time.Time
+	backoff time.Duration
+	// gone are the GPUs that sysfs lacked at the last scan.
+	gone map[gpu.PCIAddress]bool
+}
+
+// Rediscover looks for GPUs that were added, replaced, removed or unreadable, and reports whether the inventory changed. An
+// allocated GPU stays in the inventory even after its removal: the scheduler forgets the counters of a device that is no
+// longer published. While sysfs lists exactly the known GPUs, Rediscover costs one directory listing.
+//
+// NVML enumerates GPUs at initialisation: "all device handles are no longer guaranteed to be valid" after others were
+// discovered (nvml.h, nvmlDeviceDiscoverGpus). Rediscover therefore restarts the session if NVML does not list a GPU.
+func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+	s.rereading.Lock()
+	defer s.rereading.Unlock()
+	missing, gone := s.scan.compare(s.inventory, allocated)
+	stale := s.stale.Swap(false)
+	if !slices.Equal(missing, s.scan.missing) {
+		s.scan.missing, s.scan.next, s.scan.backoff = missing, time.Time{}, 0
+	}
+	wanted := len(missing) > 0 || len(s.Node().Problems) > 0
+	due := wanted && !time.Now().Before(s.scan.next)
+	if !due && !stale && !gone {
+		return false, nil
+	}
+	if due {
+		s.scan.backoff = min(max(minScanBackoff, 2*s.scan.backoff), maxScanBackoff)
+		s.scan.next = time.Now().Add(s.scan.backoff)
+	}
+	changed, err = reread(ctx, s, allocated)
+	ended := errors.Is(err, gpu.ErrDriverNotLoaded) // an earlier attempt failed to initialise NVML
+	if err != nil && !ended || !due {
+		return changed, err
+	}
+	if missing, _ = s.scan.compare(s.inventory, allocated); len(missing) == 0 && !ended {
+		return changed, nil
+	}
+	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
+	if err := s.calls.restart(ctx, s.root, s.calls.patience.Change, func() {}); err != nil {
+		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
+	}
+	again, err := reread(ctx, s, allocated)
+	return changed || again, err
+}
+
+// compare compares an inventory with sysfs: which GPUs the inventory lacks, and whether it should drop any.
+func (c *scan) compare(known *inventory, allocated func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
+	if c.known == nil {
+		c.known, c.gone = map[string]bool{}, map[gpu.PCIAddress]bool{}
+	}
+	functions, err := pciGPUs(known.sysfs, c.known)
+	if err != nil {
+		return nil, false // without sysfs there is nothing to compare with
+	}
+	node := known.node()
+	for _, f := range functions {
+		// GPUs that are bound to another driver, such as vfio-pci, are not served.
+		if node.Find(f.pci.DeviceName()) == nil && (f.driver == "" || f.driver == "nvidia") {
+			missing = append(missing, f.pci)
+		}
+	}
+	before := c.gone
+	c.gone = map[gpu.PCIAddress]bool{}
+	for i := range node.GPUs {
+		pci := node.GPUs[i].PCI
+		if known.wasListed(pci) && known.absent(pci) {
+			c.gone[pci] = true
+			// The GPU may be allocated to a claim that is not prepared yet, so it is dropped at the second scan.
+			gone = gone || before[pci] && !allocated(pci)
+		}
+	}
+	return missing, gone
+}
+
+// reread reads all GPUs and merges them into the inventory.
+func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+	d, err := s.calls.discover(ctx)
+	if err != nil {
+		return false, err
+	}
+	before := s.inventory.last
+	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
+	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
+		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
+	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
+	s.inventory.adopt(next)
+	return changed, nil
+}
+
+// merge returns the next inventory. A known GPU keeps the attributes that were read first, except those that may change
+// during its lifetime.
+func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.PCIAddress) bool) *discovery {
+	next := &discovery{node: now.node, handles: now.handles}
+	next.node.GPUs = nil
+	for i := range now.node.GPUs {
+		g := now.node.GPUs[i]
+		was := before.node.Find(g.PCI.DeviceName())
+		switch {
+		case was == nil:
+		case was.UUID == g.UUID:
+			kept := *was
+			kept.Index, kept.Minor = g.Index, g.Minor
+			if len(was.MIG.Profiles) == 0 { // older drivers list none out of MIG mode
+				kept.MIG = g.MIG
+			}
+			kept.MIG.NeedsReset = g.MIG.NeedsReset
+			if g.MIG.NeedsReset { // else the mode follows what is allocated
+				kept.MIG.Enabled, kept.MIG.Pending = g.MIG.Enabled, g.MIG.Pending
+			}
+			g = kept
+		case allocated(g.PCI):
+			h := now.handles[g.PCI]
+			h.replaced = fmt.Errorf("%w: the GPU at %s is now %s, not %s as published", gpu.ErrReplaced, g.PCI, g.UUID, was.UUID)
+			next.handles[g.PCI] = h
+			g = *was
+		}
+		next.node.GPUs = append(next.node.GPUs, g)
+	}
+	for i := range before.node.GPUs {
+		g := &before.node.GPUs[i]
+		if now.node.Find(g.PCI.DeviceName()) != nil || c.gone[g.PCI] && !allocated(g.PCI) {
+			continue
+		}
+		next.node.GPUs = append(next.node.GPUs, *g) // an unreadable GPU is still there
+		if h, ok := before.handles[g.PCI]; ok && h.epoch == epoch {
+			next.handles[g.PCI] = h
+		}
+	}
+	gpu.SortGPUs(next.node.GPUs)
+	return next
+}
+
+// restart shuts NVML down and initialises it again, and calls begun before any other call. Queued calls fail with errRestarted,
+// or go on with the handles that begun takes. It fails where a running call does not return within wait: it would use what
+// nvmlShutdown frees. No call runs before the restart has ended, also where that is not waited for any more.
+func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func()) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("restart the NVML session: %w", err)
+		}
+	}()
+	release, err := c.dogs.acquireAll(ctx, wait, wait+c.patience.Change)
+	if err != nil {
+		return err
+	}
+	closeNodes, err := c.inventory.openNodes(root)
+	if err != nil {
+		release()
+		return err
+	}
+	c.mu.Lock()
+	c.epoch.Add(1)
+	open := slices.Collect(maps.Keys(c.events))
+	clear(c.events)
+	c.mu.Unlock()
+	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.patience.Change, true, func() (struct{}, error) {
+		defer release()
+		defer closeNodes()
+		for _, e := range open {
+			if err := e.set.Free(); err != nil {
+				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
+			}
+		}
+		if err := c.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			return struct{}{}, err
+		}
+		if err := c.lib.Init(); err != nil {
+			return struct{}{}, err
+		}
+		begun()
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// openNode opens a GPU's device node in the driver root or, if that has no /dev, on the host.
+func openNode(root string, minor int) (*os.File, error) {
+	name := fmt.Sprintf("dev/nvidia%d", minor)
+	f, err := os.OpenFile(filepath.Join(root, name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) && filepath.Clean(root) != "/" {
+		return os.OpenFile(filepath.Join("/", name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	}
+	return f, err
+}
+
+// acquireAll blocks all calls until release is called, which counts as hanging after limit. It fails if the running calls do
+// not return within wait.
+func (w *watchdogs) acquireAll(ctx context.Context, wait, limit time.Duration) (release func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, cmp.Or(wait, time.Second))
+	defer cancel()
+	w.mu.Lock()
+	all := w.all()
+	w.mu.Unlock()
+	var acquired []*watchdog
+	release = func() {
+		for _, dog := range slices.Backward(acquired) {
+			dog.end(ctx)
+		}
+	}
+	for _, dog := range all {
+		if err := dog.begin(waiting, "restarting the NVML session", cmp.Or(limit, time.Second)); err != nil {
+			release()
+			return nil, err
+		}
+		acquired = append(acquired, dog)
+	}
+	return release, nil
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// releaseWait bounds the wait of Release for running calls, the wait for events among them: calls about other GPUs wait as long.
+const releaseWait = 3 * time.Second
+
+// Release closes a GPU, so that it can be reset: its calls fail with gpu.ErrReleased until Retake. The others stay open, and
+// calls about them wait for as long as a restart of NVML takes, which is the only way to close a GPU: nvmlInit_v2 works "without
+// enumerating any discovered devices", and only "obtaining the device handle" opens one (nvml.h).
+func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
+	s.rereading.Lock()
+	defer s.rereading.Unlock()
+	if _, err := s.inventory.handle(pci); errors.Is(err, gpu.ErrReleased) {
+		return nil
+	}
+	s.inventory.setReleased(pci, true)
+	klog.FromContext(ctx).V(4).Info("Closing a GPU", "pci", pci)
+	err := s.calls.restart(ctx, s.root, releaseWait, func() { s.calls.reopen(ctx) })
+	if err != nil {
+		s.inventory.setReleased(pci, false)
+		s.stale.Store(true) // the next look takes new handles
+		return fmt.Errorf("close the GPU at %s: %w", pci, err)
+	}
+	return nil
+}
+
+// Retake opens a GPU again after Release and reads it anew.
+func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
+	s.rereading.Lock()
+	defer s.rereading.Unlock()
+	was := s.Node().Find(pci.DeviceName())
+	s.inventory.setReleased(pci, false)
+	if was == nil {
+		return fmt.Errorf("open the GPU at %s: %w", pci, gpu.ErrNotFound)
+	}
+	dog := s.calls.dogs.of(was.Index)
+	f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", was.Index), s.calls.patience.Change, true, func() (found, error) {
+		dev, g, err := readGPU(s.calls.lib, was.Index, s.inventory.sysfs)
+		if err == nil && g.PCI != pci {
+			err = fmt.Errorf("index %d is now the GPU at %s", was.Index, g.PCI)
+		}
+		return found{dev, g}, err
+	})
+	if err != nil {
+		s.stale.Store(true) // the next look tries again
+		return fmt.Errorf("open the GPU at %s: %w", pci, err)
+	}
+	s.inventory.retake(f.gpu, handle{Device: f.dev, dog: dog, epoch: int(s.calls.epoch.Load())})
+	s.calls.outdateEvents()
+	return nil
+}
+
+// Usable reports why a GPU as it was published cannot be used though it is there: it is released, or its mode has changed.
+func (s *Session) Usable(g *gpu.GPU) error {
+	if s.inventory.isReleased(g.PCI) {
+		return fmt.Errorf("GPU %s: %w, which takes some seconds", g.UUID, gpu.ErrReleased)
+	}
+	if now := s.Node().Find(g.PCI.DeviceName()); now != nil && !now.MIG.SameMode(g.MIG) {
+		return fmt.Errorf("GPU %s: %w since the device was published: delete the pod so that it is scheduled again", g.UUID, gpu.ErrModeChanged)
+	}
+	return nil
+}
+
+// reopen takes new handles of all GPUs that are not released, after a restart. No other call runs meanwhile.
+func (c *calls) reopen(ctx context.Context) {
+	v := c.inventory
+	handles := map[gpu.PCIAddress]handle{}
+	for i := range v.node().GPUs {
+		g := &v.node().GPUs[i]
+		before, err := v.handle(g.PCI)
+		if err != nil {
+			continue // released, or there was none
+		}
+		dev, err := c.lib.DeviceByIndex(g.Index)
+		if err == nil {
+			err = atAddress(dev, g.PCI)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", g.PCI)
+			continue // it has no handle until the next look
+		}
+		handles[g.PCI] = handle{Device: dev, dog: before.dog, epoch: int(c.epoch.Load())}
+	}
+	v.replaceHandles(handles)
+}
+
+// atAddress fails if a handle is of another GPU than the one at an address.
+func atAddress(dev Device, pci gpu.PCIAddress) error {
+	info, err := dev.PCIInfo()
+	if err != nil {
+		return err
+	}
+	if at, err := gpu.ParsePCIAddress(info.BusID); err != nil || at != pci {
+		return fmt.Errorf("the index of the GPU at %s is now of the one at %s", pci, info.BusID)
+	}
+	return nil
+}
+
+// outdateEvents ends subscriptions that lack a GPU.
+func (c *calls) outdateEvents() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for e := range c.events {
+		e.outdated.Store(true)
+	}
+}
+
+func (v *inventory) isReleased(pci gpu.PCIAddress) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.released[pci]
+}
+
+// releasedAt reports whether the GPU of an index is released.
+func (v *inventory) releasedAt(index int) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.last != nil && slices.ContainsFunc(v.last.node.GPUs, func(g gpu.GPU) bool { return g.Index == index && v.released[g.PCI] })
+}
+
+func (v *inventory) setReleased(pci gpu.PCIAddress, released bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.released[pci] = released
+}
+
+// replaceHandles replaces the handles of all GPUs.
+func (v *inventory) replaceHandles(handles map[gpu.PCIAddress]handle) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := *v.last
+	next.handles = handles
+	v.last = &next
+}
+
+// retake takes over a GPU that was read anew.
+func (v *inventory) retake(g gpu.GPU, h handle) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := *v.last
+	next.node.GPUs = slices.Clone(v.last.node.GPUs)
+	for i := range next.node.GPUs {
+		if next.node.GPUs[i].PCI == g.PCI {
+			next.node.GPUs[i] = g
+		}
+	}
+	next.handles = maps.Clone(v.last.handles)
+	next.handles[g.PCI] = h
+	v.last = &next
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// A restart gives up soon where a call runs, so that other GPUs do not wait for the slowest, and none counts as hanging.
+func TestRestart_SlowCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), patience: defaultPatience, dogs: newWatchdogs()}
+		idle, slow := c.dogs.of(0), c.dogs.of(1)
+		if err := slow.begin(t.Context(), "a slow call", 30*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now()
+		err := c.restart(t.Context(), "", releaseWait, func() { t.Error("restarted under a call") })
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrHangs) || time.Since(at) != releaseWait {
+			t.Errorf("restart = %v after %s", err, time.Since(at))
+		}
+		if idle.busy() || c.dogs.library.busy() || slow.hangs() != nil {
+			t.Error("GPUs are blocked, or count as hanging")
+		}
+		slow.end(t.Context())
+	})
+}
+
+// slowInit is a library whose nvmlInit_v2 returns late.
+type slowInit struct {
+	*fakeLibrary
+	end chan struct{}
+}
+
+func (s slowInit) Init() error {
+	<-s.end
+	return nil
+}
+
+// Nothing is called before a restart that is late has ended: it is in the middle of the library.
+func TestRestart_Hangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := slowInit{&fakeLibrary{}, make(chan struct{})}
+		c := &calls{lib: lib, inventory: newInventory(fstest.MapFS{}), patience: defaultPatience, dogs: newWatchdogs()}
+		dog, begun := c.dogs.of(0), false
+		if err := c.restart(t.Context(), "", releaseWait, func() { begun = true }); !errors.Is(err, gpu.ErrHangs) {
+			t.Errorf("restart = %v", err)
+		}
+		if !dog.busy() || !c.dogs.library.busy() {
+			t.Error("calls go on during the restart")
+		}
+		close(lib.end)
+		synctest.Wait()
+		if dog.busy() || !begun {
+			t.Error("calls wait after the restart")
+		}
+	})
+}
+
+// Older drivers list the profiles of a GPU once it is in MIG mode, into which others may bring it.
+func TestScan_MergeProfiles(t *testing.T) {
+	was, now := gpu.GPU{UUID: "GPU-a", MIG: gpu.MIG{Capable: true, NeedsReset: true}}, gpu.GPU{UUID: "GPU-a"}
+	now.MIG = gpu.MIG{Capable: true, NeedsReset: true, Enabled: true, Pending: true, Slices: 8, Profiles: []gpu.Profile{{ID: 19}}}
+	none := func(gpu.PCIAddress) bool { return false }
+	before := &discovery{node: gpu.Node{GPUs: []gpu.GPU{was}}}
+	next := (&scan{}).merge(before, &discovery{node: gpu.Node{GPUs: []gpu.GPU{now}}}, 0, none)
+	if diff := cmp.Diff(now.MIG, next.node.GPUs[0].MIG); diff != "" {
+		t.Errorf("MIG (-want +got):\n%s", diff)
+	}
+	back := (&scan{}).merge(next, before, 0, none) // and they stay known
+	if len(back.node.GPUs[0].MIG.Profiles) == 0 || back.node.GPUs[0].MIG.Enabled {
+		t.Errorf("out of MIG mode: %+v", back.node.GPUs[0].MIG)
+	}
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+)
+
+// withLibrary puts the library into a root, as a file or, as Debian's packages do, behind a chain of absolute links.
+func withLibrary(t *testing.T, root string, linked bool) (path string) {
+	t.Helper()
+	path = filepath.Join(root, "usr/lib/x86_64-linux-gnu", driverroot.LibraryName)
+	target := filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current", driverroot.LibraryName)
+	if !linked {
+		target = path
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700),
+		os.WriteFile(target, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if linked {
+		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+driverroot.LibraryName)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
+			os.Symlink("/etc/alternatives/nvidia--"+driverroot.LibraryName,
+				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+driverroot.LibraryName, alternative)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return target
+}
+
+func TestFindLibrary_FirstRoot(t *testing.T) {
+	temp := func() string {
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	for _, linked := range []bool{false, true} {
+		empty, first, second := temp(), temp(), temp()
+		want := withLibrary(t, first, linked)
+		withLibrary(t, second, linked)
+		got, err := find(Options{DriverRoot: empty, OtherRoots: []string{first, second}})
+		if err != nil || len(got) != 2 || got[0] != (candidate{want, first}) || got[1].root != second {
+			t.Errorf("links %t: got %v, %v, want %s of %s first", linked, got, err, want, first)
+		}
+		// A library that is given elsewhere does not change where the driver's other files are.
+		got, err = find(Options{DriverRoot: empty, OtherRoots: []string{second}, LibraryPath: want})
+		if err != nil || len(got) != 1 || got[0] != (candidate{want, second}) {
+			t.Errorf("links %t, given: got %v, %v, want %s of %s", linked, got, err, want, second)
+		}
+	}
+}
+
+func TestFindLibrary_Jetson(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/nv_tegra_release"), []byte("# R35 (release), REVISION: 4.1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := FindLibrary(Options{DriverRoot: t.TempDir(), OtherRoots: []string{root}})
+	wantError(t, err, "Jetson", "device plugin")
+	if !errors.Is(err, gpu.ErrLibraryNotFound) {
+		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+	}
+}
+
+func TestFindLibrary_NoDriver(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	_, err := FindLibrary(Options{DriverRoot: a, OtherRoots: []string{b}})
+	wantError(t, err, a, b, "--driver-root")
+	if !errors.Is(err, gpu.ErrLibraryNotFound) {
+		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// What a simulated GPU reports must reach a session in process, and one with the shared library through go-nvml.
+func TestSimulated_Faults(t *testing.T) {
+	const model = "hgx-h100"
+	if os.Getenv(asModel) == model {
+		node, _, shared := openBoth(t, model)
+		checkTrouble(t, node, shared)
+		return
+	}
+	t.Run("in process", func(t *testing.T) {
+		b := newBed(t, model)
+		checkTrouble(t, b.node, b.Session)
+	})
+	t.Run("shared library", func(t *testing.T) {
+		if _, err := os.Stat(built); err != nil {
+			t.Skipf("the simulated NVML library is not built (make build): %v", err)
+		}
+		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
+		again.Env = append(os.Environ(), asModel+"="+model)
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(node.Hardware().RaiseXID(0, 13)) // before anybody watches
+	events, err := s.Events(t.Context())
+	must(err)
+	defer func() {
+		if err := events.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	pci := func(i int) *gpu.PCIAddress { return &s.Node().GPUs[i].PCI }
+	gi := 7
+	none := uint32(0xFFFFFFFF)
+	must(node.Hardware().RaiseXID(3, 79))
+	must(node.Hardware().Raise(4, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: 7}))
+	must(node.Hardware().Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
+	must(node.Hardware().Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
+	must(node.Hardware().SetRecoveryAction(7, 2))
+	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryReboot || err != nil {
+		t.Errorf("recovery action: got %d, %v, want %d", got, err, gpu.RecoveryReboot)
+	}
+	must(s.SetMIG(t.Context(), *pci(0), true))
+	for _, want := range []gpu.Event{
+		{Kind: gpu.MIGChanged, PCI: pci(0)}, // in order of the GPUs
+		{Kind: gpu.XIDReported, PCI: pci(3), XID: 79},
+		{Kind: gpu.XIDReported, PCI: pci(4), XID: 94, GI: &gi},
+		{Kind: gpu.DoubleBitECC, PCI: pci(5)},
+		{Kind: gpu.GPUUnavailable, PCI: pci(6)},
+		{Kind: gpu.RecoveryChanged, PCI: pci(7)},
+	} {
+		got, happened, err := events.Next(10 * time.Second)
+		if diff := cmp.Diff(want, got); diff != "" || !happened || err != nil {
+			t.Errorf("event %s, %t, %v (-want +got):\n%s", want, happened, err, diff)
+		}
+	}
+	if got, happened, err := events.Next(0); happened || err != nil {
+		t.Errorf("got %s, %v, want nothing more", got, err)
+	}
+
+	must(node.Hardware().Lose(2))
+	if _, _, err := events.Next(10 * time.Second); !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("a lost GPU: got %v, want %v", err, gpu.ErrLost)
+	}
+	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("the lost GPU: got %v, want %v", err, gpu.ErrLost)
+	}
+	second, err := s.Events(t.Context())
+	must(err)
+	must(node.Hardware().RaiseXID(3, 119))
+	if got, happened, err := second.Next(10 * time.Second); got.XID != 119 || !happened || err != nil {
+		t.Errorf("a set created while a GPU is lost: got %s, %v, want an event of another GPU", got, err)
+	}
+	must(second.Close())
+	must(node.Faults().FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
+	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryUnknown || err != nil {
+		t.Errorf("an older driver: got %d, %v, want %d", got, err, gpu.RecoveryUnknown)
+	}
+	must(node.Faults().Clear(-1))
+	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); err != nil {
+		t.Errorf("the GPU that is back: %v", err)
+	}
+	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryNone || err != nil {
+		t.Errorf("after all is cleared: got %d, %v, want %d", got, err, gpu.RecoveryNone)
+	}
+}

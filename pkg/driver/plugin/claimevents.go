@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+)
+
+// Reasons of Events about claims: something uses the partition of a pod that is to end, another step of Unprepare fails, an MPS
+// server does not start, or what a claim that has ended had cannot be given back.
+const (
+	reasonInUse           = "PartitionInUse"
+	reasonUnprepareFailed = "UnprepareFailed"
+	reasonMPSNotStarted   = "MPSDaemonNotStarted"
+	reasonNotReleased     = "ClaimNotReleased"
+)
+
+// releaseOperation is what Recover and Reconcile try with a claim that has ended.
+const releaseOperation = "release"
+
+// maxClaimEvents bounds the Events that wait to be written, and podsTimeout the question which pods they are about.
+const (
+	maxClaimEvents = 64
+	podsTimeout    = 5 * time.Second
+)
+
+// claimEvents reports what is wrong with a claim on the claim and on its pods. A nil one reports nothing.
+type claimEvents struct {
+	claims claims.API
+	pods   *cluster.Pods
+	events *cluster.Events
+	queue  chan warning
+	now    func() time.Time
+
+	mu sync.Mutex
+	// reported is why attempts fail. Each cause is reported once, though they are repeated every few seconds.
+	reported map[attempted]report
+}
+
+// report is a cause that was reported, and when it was last found.
+type report struct {
+	cause string
+	last  time.Time
+}
+
+// warning is an Event about a claim, for an attempt that failed.
+type warning struct {
+	of              attempted
+	claim           records.Claim
+	reason, message string
+}
+
+func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) *claimEvents {
+	return &claimEvents{
+		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
+	}
+}
+
+// prepared notes the outcome of a Prepare. The kubelet reports failures on the pod alone, and in its own words; what Cleave
+// adds is about servers that do not start. It does not wait.
+func (c *claimEvents) prepared(claim records.Claim, err error) {
+	if c == nil {
+		return
+	}
+	a, start := attempted{prepareOperation, claim.UID}, (*mps.StartError)(nil)
+	switch {
+	case err == nil:
+		c.settle(a, attempted{releaseOperation, claim.UID})
+	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
+		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
+		c.once(a, cause, func() bool {
+			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
+				"remove the cause if it stays.", oneLine(start))})
+		})
+	}
+}
+
+// unprepared notes the outcome of an Unprepare: the kubelet says no more of a failure than that it tries again. It does not wait.
+func (c *claimEvents) unprepared(claim records.Claim, err error) {
+	if c == nil {
+		return
+	}
+	a := attempted{unprepareOperation, claim.UID}
+	if err == nil || errors.Is(err, context.Canceled) { // the plugin ends
+		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
+		return
+	}
+	next := warning{a, claim, reasonUnprepareFailed,
+		fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; remove the cause if it stays.", oneLine(err))}
+	cause, inUse, besides := causeOf(err)
+	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may change with each attempt
+		cause = gpu.ErrInUse.Error()
+		next.message = fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; end those processes on the node if they stay.",
+			oneLine(err))
+	}
+	if inUse != nil {
+		next.reason = reasonInUse
+		next.message = fmt.Sprintf("The pod cannot end: %s. Once nothing uses the partition it is destroyed, and the "+
+			"pod ends by itself.", oneLine(inUse))
+	}
+	if besides != nil {
+		next.message = fmt.Sprintf("The pod cannot end: %s; and %s. End those processes on the node, and remove what else is wrong; the "+
+			"pod then ends by itself.", oneLine(inUse), oneLine(besides))
+	}
+	c.once(a, cause, func() bool { return c.warn(next) })
+}
+
+// released notes whether what a claim had that has ended could be given back, unless an Unprepare reports the same. The claim and
+// its pods may be gone, so the Event is the node's, too. It does not wait.
+func (c *claimEvents) released(claim records.Claim, err error) {
+	if c == nil {
+		return
+	}
+	a := attempted{releaseOperation, claim.UID}
+	if err == nil {
+		c.settle(a)
+		return
+	}
+	// GPUs that are lost or cannot be read are reported as unhealthy.
+	if errors.Is(err, context.Canceled) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrUnreadable) ||
+		c.fails(attempted{unprepareOperation, claim.UID}) {
+		return
+	}
+	remedy := "Cleave tries again by itself; remove the cause if it stays."
+	cause, inUse, besides := causeOf(err)
+	switch {
+	case besides != nil:
+		remedy = "End those processes on the node, and remove what else is wrong; Cleave tries again by itself."
+	case inUse != nil:
+		err, remedy = inUse, "Once nothing uses the partition it is destroyed."
+	case errors.Is(err, gpu.ErrInUse):
+		cause, remedy = gpu.ErrInUse.Error(), "End those processes on the node; Cleave looks again within minutes."
+	}
+	c.once(a, cause, func() bool {
+		message := fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
+		if !c.warn(warning{a, claim, reasonNotReleased, message}) {
+			return false
+		}
+		c.events.Warn(reasonNotReleased, message)
+		return true
+	})
+}
+
+// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt, and are first
+// named by one of them. besides is what
+// else is wrong where a partition is in use.
+func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) {
+	if !errors.As(err, &inUse) {
+		return err.Error(), nil, nil
+	}
+	cause = inUse.Device
+	if inUse.Named {
+		cause += " by those named"
+	}
+	if besides = errors.Join(notInUse(err)...); besides != nil {
+		cause += ": " + besides.Error()
+	}
+	return cause, inUse, besides
+}
+
+// notInUse are the joined errors that are not about the use of a partition.
+func notInUse(err error) (all []error) {
+	switch e := err.(type) { //nolint:errorlint // each level is looked at
+	case *claims.InUseError:
+		return nil
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, notInUse(one)...)
+		}
+		return all
+	}
+	if inUse := (*claims.InUseError)(nil); errors.As(err, &inUse) {
+		return notInUse(errors.Unwrap(err))
+	}
+	return []error{err}
+}
+
+// oneLine is the text of joined errors as part of a sentence.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// once reports a cause unless it is the one that was reported last, or the report failed.
+func (c *claimEvents) once(a attempted, cause string, write func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	c.forget(now)
+	if r := c.reported[a]; r.cause != cause && !write() {
+		return
+	}
+	c.reported[a] = report{cause, now}
+}
+
+// settle notes that attempts have succeeded.
+func (c *claimEvents) settle(all ...attempted) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range all {
+		delete(c.reported, a)
+	}
+}
+
+// fails reports whether an attempt has failed lately.
+func (c *claimEvents) fails(a attempted) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(c.now())
+	_, fails := c.reported[a]
+	return fails
+}
+
+// forget drops what the kubelet does not try any more, as its pod was deleted by force; the caller holds mu.
+func (c *claimEvents) forget(now time.Time) {
+	maps.DeleteFunc(c.reported, func(a attempted, r report) bool {
+		return a.operation != releaseOperation && now.Sub(r.last) > forgetAfter
+	})
+}
+
+// warn has an Event written on a claim and its pods, unless too many wait. It does not wait.
+func (c *claimEvents) warn(w warning) bool {
+	select {
+	case c.queue <- w:
+		return true
+	default:
+		return false
+	}
+}
+
+// run writes Events until ctx ends.
+func (c *claimEvents) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case next := <-c.queue:
+			c.write(ctx, next)
+		}
+	}
+}
+
+func (c *claimEvents) write(ctx context.Context, w warning) {
+	c.events.WarnClaim(w.claim, w.reason, w.message)
+	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
+	defer cancel()
+	claim, err := c.claims.Claim(ctx, w.claim.Namespace, w.claim.Name)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; the next attempt writes it",
+			"claim", w.claim, "reason", w.reason)
+		c.settle(w.of)
+		return
+	}
+	for _, pod := range c.pods.References(w.claim, claim) {
+		c.events.WarnObject(pod, w.reason, w.message)
+	}
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
+)
+
+// statusDir is where is noted which claims have a status that the plugin wrote.
+const statusDir = "status-notes"
+
+// reasonStatusRefused is the reason of Events about claims whose status the API server does not take.
+const reasonStatusRefused = "StatusRefused"
+
+// newStatus writes the status of a driver name's claims.
+func (s *service) newStatus(ledger *claims.Ledger) (*claimstatus.Writer, error) {
+	notes, err := records.OpenStatusNotes(store.NewDisk(), filepath.Join(s.config.PluginsDir, ledger.Driver(), statusDir))
+	if err != nil {
+		return nil, err
+	}
+	return claimstatus.NewWriter(claimstatus.Options{
+		Client: s.client, Driver: ledger.Driver(), Node: s.config.NodeName, Notes: notes,
+		Record: ledger.Record, Records: ledger.Records, Inventory: s.names.inventory, Seen: s.pods.Saw,
+		Refused: func(claim records.Claim, err error) {
+			s.events.WarnClaim(claim, reasonStatusRefused, fmt.Sprintf("The claim is prepared, but its status does not show its devices: %v. "+
+				"Report it with the plugin's log.", err))
+		},
+	}), nil
+}

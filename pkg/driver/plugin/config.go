@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
+)
+
+// Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
+type Config struct {
+	// Version of the program, which metrics report.
+	Version    string
+	NodeName   string
+	DriverName string
+	// PodUID turns on rolling updates: old and new plugin serve concurrently, distinguished by it. Empty: one at a time.
+	PodUID string
+
+	// DaemonSet of the plugin's pod, as "namespace/name"; empty if there is none. Once it is gone, a plugin that ends
+	// with nothing allocated removes its files.
+	DaemonSet string
+
+	// Kubeconfig is a file; empty for the service account of the pod.
+	Kubeconfig string
+	KubeQPS    float32
+	KubeBurst  int
+
+	PluginsDir  string // the kubelet's plugins directory
+	RegistryDir string // the kubelet's plugins_registry directory
+	CDIDir      string
+	// HookDir is where the hook programs that CDI specs name are put, for all to run; empty for the plugin's own directory.
+	HookDir string
+
+	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same directory as this process
+	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
+	DriverRoot          string
+	ContainerDriverRoot string
+	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
+	NVMLLibrary string
+
+	// CgroupRoot is the root of the host's cgroup v2 hierarchy, or has those of version 1 in directories.
+	CgroupRoot string
+
+	Sysfs  string
+	Procfs string
+
+	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
+	PolicyFile string
+	// PolicyFormat is what PolicyFile holds; the zero value for NodePolicies.
+	PolicyFormat policy.Format
+	// PolicyLabels are node labels of which the first that the node has names its policy; none for v1alpha1.PolicyLabel.
+	PolicyLabels []string
+	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
+	MPSSocket string
+
+	// ListAttributes publishes attributes as lists, if the API server takes them.
+	ListAttributes bool
+
+	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
+	MetricsAddress string
+
+	// DriverRetry is the time between two attempts to reach the driver.
+	DriverRetry time.Duration
+	// ReconcileEvery is the time between two comparisons of the records with the API server.
+	ReconcileEvery time.Duration
+}
+
+// Validate reports every field that cannot be used, by its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	for _, label := range c.PolicyLabels {
+		if msgs := validation.IsQualifiedName(label); len(msgs) > 0 {
+			errs = append(errs, fmt.Errorf("--policy-labels: %q is no name of a label: %s", label, strings.Join(msgs, "; ")))
+		}
+	}
+	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
+		(!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))
+	}
+	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
+		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
+	}
+	for _, dir := range []struct{ flag, path string }{
+		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
+		{"--cgroup-root", c.CgroupRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
+	} {
+		if !filepath.IsAbs(dir.path) {
+			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
+		}
+	}
+	if c.DriverRoot != driverroot.Auto && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, driverroot.Auto))
+	}
+	if c.HookDir != "" && !filepath.IsAbs(c.HookDir) {
+		errs = append(errs, fmt.Errorf("--cdi-hook-dir %q is not an absolute path", c.HookDir))
+	}
+	if c.MPSSocket != "" && !filepath.IsAbs(c.MPSSocket) {
+		errs = append(errs, fmt.Errorf("--mps-socket %q is not an absolute path", c.MPSSocket))
+	}
+	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
+		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
+	}
+	errs = append(errs, checkAddress(c.MetricsAddress))
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{{"--driver-retry", c.DriverRetry}, {"--reconcile-every", c.ReconcileEvery}} {
+		if d.value <= 0 {
+			errs = append(errs, fmt.Errorf("%s %s is not above zero", d.flag, d.value))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkAddress returns what is wrong with --metrics-address; nil if nothing is.
+func checkAddress(address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return fmt.Errorf("--metrics-address %q is not of the form address:port: %w", address, err)
+	}
+	return nil
+}
+
+// maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
+const maxDriverName = 63
+
+// CheckDriverName returns by its flag what is wrong with a driver's name; nil if nothing is.
+func CheckDriverName(name string) error {
+	msgs := validation.IsDNS1123Subdomain(name)
+	if len(name) > maxDriverName {
+		msgs = append(msgs, fmt.Sprintf("it has %d characters, more than %d", len(name), maxDriverName))
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
+}
+
+// CheckNodeName returns by its flag what is wrong with a node's name; nil if nothing is.
+func CheckNodeName(name string) error {
+	if name == "" {
+		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")
+	}
+	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 {
+		return fmt.Errorf("--node-name %q cannot be a Node's name: %s", name, strings.Join(msgs, "; "))
+	}
+	return nil
+}
+
+// compatible reports whether manifests written for NVIDIA's DRA driver are to run unchanged.
+func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
+
+// pluginDir is where sockets, records, locks and the hook of this driver live.
+func (c *Config) pluginDir() string {
+	return filepath.Join(c.PluginsDir, c.DriverName)
+}
+
+// nodeDir is what plugins of all driver names on the node share.
+func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, names.Shared) }
+
+// driverRoots are where to look for the driver.
+func (c *Config) driverRoots() []driverroot.Root {
+	return driverroot.Candidates(c.DriverRoot, c.ContainerDriverRoot)
+}
+
+// bootID identifies the present boot of the node.
+func (c *Config) bootID() (string, error) { return store.BootID(c.Procfs) }

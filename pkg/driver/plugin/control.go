@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/controller"
+	"github.com/cleave-dra/cleave/pkg/driver/filewatch"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/driver/publisher"
+)
+
+// startUp is when the first publication is over, informers' first lists included.
+const startUp = 2 * time.Second
+
+// useHardware waits for the driver, lets claims be prepared, and runs the control loop until ctx ends or the driver was
+// released and is available again.
+func (s *service) useHardware(ctx context.Context) error {
+	installed := make(chan error, 1)
+	go func() { // some tens of milliseconds, alongside the driver's start
+		installed <- s.persist(ctx, func() (err error) {
+			s.specs.hook, err = installHook(ctx, &s.config)
+			return err
+		})
+	}()
+	if err := s.awaitLabel(ctx); err != nil {
+		return err
+	}
+	session, err := s.openSession(ctx)
+	if err != nil {
+		return err
+	}
+	hw := &hardware{Session: session, look: s.finder.now, closed: s.specs.closed}
+	defer hw.end(ctx)
+	if err := s.counting.Wait(ctx, s.config.DriverRetry); err != nil {
+		return err
+	}
+	s.counting.report(ctx)
+	if err := <-installed; err != nil {
+		return err
+	}
+	return s.control(ctx, hw)
+}
+
+// control lets claims be prepared and runs the control loop.
+func (s *service) control(ctx context.Context, hw *hardware) error {
+	if err := s.setUpLoop(ctx, hw); err != nil {
+		return err
+	}
+	endFollowing := s.allocations.start(ctx)
+	defer endFollowing()
+	s.loop.Begin(ctx)
+	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not remove taints
+	defer endHealth()
+	if err := s.offerGPUs(ctx, hw); err != nil {
+		return err
+	}
+	endPublishing, why := s.runLoop(ctx, hw)
+	defer endPublishing()
+	if why == nil {
+		return nil
+	}
+	endHealth()
+	return s.loop.Release(ctx, why)
+}
+
+// setUpLoop waits for what the control loop needs to know of the cluster, and gives the loop its options.
+func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
+	if err := s.cluster.Wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	s.names.useHardware(hw)
+	if err := s.names.wait(ctx); err != nil {
+		return err
+	}
+	var lists *cluster.Lists
+	if s.config.ListAttributes {
+		lists = cluster.NewLists(s.client, s.config.DriverName, s.config.NodeName)
+		lists.Ask(ctx)
+	}
+	s.loop.Options = controller.Options{
+		Hardware: controlled{s, hw},
+		Claims: engine{Preparer: s.engine, allocations: s.allocations, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
+			listed: func() { s.loop.Mark(controller.Cluster) },
+			sweep: func(ctx context.Context) {
+				s.status.Sweep(ctx)
+				s.kubelet.metadata.sweep(ctx, &s.config, s.config.DriverName)
+			}},
+		Sources: controller.Sources{
+			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
+			Counted: s.counting.Counted, WriteFailed: s.writes.lastFailure,
+			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },
+			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
+		},
+		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
+		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
+		Compatible: s.config.compatible(), Active: s.active, Before: s.cluster.OwnDevices(),
+		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
+	}
+	return nil
+}
+
+// runLoop runs the control loop, and what marks it, until ctx ends or the driver is to be released, which it returns the reason
+// for. The publisher goes on until endPublishing.
+func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func(), why error) {
+	publishing, stopPublishing := context.WithCancel(ctx)
+	p := s.newPublisher()
+	var publisher sync.WaitGroup
+	publisher.Go(func() { p.Run(publishing) })
+	s.loop.Publisher = p
+	watching, stopWatching := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
+	s.watch(watching, &watchers, hw)
+	why = s.loop.Run(ctx)
+	stopWatching()
+	watchers.Wait()
+	return func() {
+		stopPublishing()
+		publisher.Wait()
+	}, why
+}
+
+// watch starts what marks the loop and what keeps the CDI spec complete, until ctx ends.
+func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(startUp):
+			// Start-up leaves as much garbage as all that stays, and an idle process makes too little to collect it.
+			debug.FreeOSMemory()
+		}
+	})
+	wg.Go(func() { s.specs.keep(ctx, hw.Session.Node, s.config.DriverRetry, s.config.ReconcileEvery) })
+	wg.Go(func() {
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.AllRecords(), pci) })
+	})
+	wg.Go(func() { s.claimSpecs.watch(ctx) })
+	wg.Go(func() { s.counting.follow(ctx, s.config.ReconcileEvery) })
+	if s.mps != nil {
+		wg.Go(func() { s.watchMPS(ctx) })
+	}
+	if path := s.config.PolicyFile; path != "" {
+		wg.Go(func() {
+			if err := filewatch.Watch(ctx, path, func() { s.loop.Mark(controller.Policies) }); err != nil {
+				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are seen late", "every", s.config.ReconcileEvery)
+			}
+		})
+	}
+}
+
+// newPublisher makes one that reports to the service.
+func (s *service) newPublisher() *publisher.Publisher {
+	return publisher.NewPublisher(publisher.Options{
+		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
+		Published: func(err error) {
+			s.ready.published(err)
+			s.writes.note(err)
+		},
+		Arrived:           func() { s.loop.Mark(controller.Publication) },
+		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
+		Deleted: func(missing, all int) {
+			s.metrics.slicesDeleted.Add(float64(missing))
+			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted, and are published again. "+
+				"If it happens again, find in the audit log of the API server who deletes them.", missing, all))
+		},
+	})
+}
+
+// openSession waits for the driver and reports what it waits for.
+func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
+	s.metrics.waiting.Set(1)
+	session, err := nvml.Wait(ctx, s.driver.options(), s.config.DriverRetry, func(err error) {
+		s.engine.SetWaiting(err)
+		s.ready.driver(err)
+		s.events.Warn("WaitingForDriver", err.Error())
+	})
+	if errors.Is(err, nvml.ErrOtherLibrary) {
+		klog.FromContext(ctx).Info("Restarting", "reason", err.Error())
+		return nil, controller.ErrDriverAvailable
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.metrics.waiting.Set(0)
+	s.driver.used(session.DriverRoot())
+	s.smi.Found(s.config.rootOf(session.DriverRoot()))
+	if err := s.persist(ctx, func() error { return s.sessions.Begin(deviceNames(session.Node())) }); err != nil {
+		return nil, errors.Join(err, session.Close()) // ctx has ended
+	}
+	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
+	return session, nil
+}
+
+// offerGPUs writes the CDI spec and lets claims be prepared. GPUs that lack something are published with a taint, and their
+// claims fail and report what is missing, until it is there.
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
+	s.specs.Static, err = newStatic(s, hw.DriverRoot(), s.config.DriverName, s.specs.hook, func() { s.loop.Mark(controller.Specs) })
+	if err != nil {
+		return err
+	}
+	incomplete := s.specs.Refresh(ctx, hw.Session.Node())
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.engine.SetHardware(hw, s.specs.Static)
+	s.status.Restore(s.engine.Ledger.Records())
+	s.ready.driver(nil)
+	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
+		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.DriverRoot()).Host,
+		"cdiSpec", s.specs.Path(), "err", incomplete)
+	return nil
+}
+
+// forget drops what is known of a GPU that was removed.
+func (s *service) forget(pci gpu.PCIAddress) {
+	s.health.set(pci, nil)
+	s.metrics.healthy.DeleteLabelValues(pci.DeviceName())
+}
+
+// awaitLabel waits until the node's label lets the driver be used, where an earlier run released it.
+func (s *service) awaitLabel(ctx context.Context) error {
+	if !s.marker.exists() {
+		return nil
+	}
+	if err := s.cluster.Wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	err := s.loop.AwaitLabel(ctx, s.cluster.State, func() {
+		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", controller.ErrReleaseRequested)
+		s.engine.SetWaiting(controller.ErrReleaseRequested)
+		s.ready.driver(controller.ErrReleaseRequested)
+	})
+	if err != nil {
+		return err
+	}
+	s.marker.set(ctx, false)
+	return nil
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+)
+
+// controlBed is a plugin on a simulated node, with a fake API server.
+type controlBed struct {
+	*service
+	t      *testing.T
+	client *fake.Clientset
+	// asks has the plugin ask at the start what the cluster counts; else it counts all.
+	asks bool
+}
+
+func newControlBed(t *testing.T) *controlBed {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	config := validConfig()
+	config.PluginsDir, config.RegistryDir, config.CDIDir = filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	config.Procfs, config.Sysfs, config.DriverRoot, config.CgroupRoot = filepath.Join(dir, "proc"), dir, dir, dir
+	config.NVMLLibrary, config.PolicyFile = filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "policies")
+	config.DriverRetry, config.ReconcileEvery, config.MPSSocket = 10*time.Millisecond, time.Hour, ""
+	b := &controlBed{service: newService(config), t: t, client: fake.NewClientset(labeledNode("", ""))}
+	var names atomic.Int32
+	b.client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		slice.Name = fmt.Sprintf("%s%d", slice.GenerateName, names.Add(1)) // the fake one makes no names
+		return false, nil, nil
+	})
+	b.service.client, b.events = b.client, cluster.NewEventsWith(record.NewFakeRecorder(1000), "node-1")
+	for path, data := range map[string]string{
+		bootIDFile(dir): "boot\n", config.NVMLLibrary: "", filepath.Join(config.PolicyFile, "training.yaml"): "rules: [{tiers: [exclusive]}]",
+		filepath.Join(config.PolicyFile, "default.yaml"): "{}", filepath.Join(config.RegistryDir, ".keep"): "", filepath.Join(config.CDIDir, ".keep"): "",
+	} {
+		if strings.HasSuffix(path, ".yaml") {
+			data = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n" + strings.TrimPrefix(data, "{}")
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(data), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// start runs the plugin's control on a simulated node until ctx ends, and returns what it ends with.
+func (b *controlBed) start(ctx context.Context, model string) <-chan error {
+	b.t.Helper()
+	session, err := simulated.Open(ctx, model)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	fatal := func(err error) {
+		if ctx.Err() == nil {
+			b.t.Errorf("the plugin ends: %v", err)
+		}
+	}
+	if err := errors.Join(b.open(ctx), b.startKubeletPlugin(ctx, fatal)); err != nil {
+		b.t.Fatal(err)
+	}
+	if b.asks {
+		if err := b.counting.Wait(ctx, b.config.DriverRetry); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	go b.cluster.Run(ctx, func(error) {})
+	go b.names.run(ctx)
+	b.driver.used(b.config.DriverRoot)
+	hw := &hardware{Session: session, look: b.finder.now, closed: b.specs.closed}
+	done := make(chan error, 1)
+	go func() { done <- b.control(ctx, hw) }()
+	return done
+}
+
+// label sets a label of the Node, and no other.
+func (b *controlBed) label(key, value string) {
+	b.t.Helper()
+	if _, err := b.client.CoreV1().Nodes().Update(b.t.Context(), labeledNode(key, value), metav1.UpdateOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// published waits until the devices that the API server has, with the keys of their taints, are as wanted.
+func (b *controlBed) published(step string, want func(devices map[string][]string) bool) {
+	b.t.Helper()
+	var devices map[string][]string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		list, err := b.client.ResourceV1().ResourceSlices().List(b.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		devices = map[string][]string{}
+		for _, s := range list.Items {
+			for _, d := range s.Spec.Devices {
+				devices[d.Name] = []string{}
+				for _, taint := range d.Taints {
+					devices[d.Name] = append(devices[d.Name], taint.Key)
+				}
+			}
+		}
+		if want(devices) {
+			return
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	b.t.Fatalf("%s: the API server has %v", step, devices)
+}
+
+// allTainted reports whether all devices have a taint.
+func allTainted(devices map[string][]string, key string) bool {
+	for _, taints := range devices {
+		if !slices.Contains(taints, key) {
+			return false
+		}
+	}
+	return len(devices) > 0
+}
+
+// What the API server has follows the node's labels, until the driver is released.
+func TestControl(t *testing.T) {
+	b := newControlBed(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := b.start(ctx, "a30")
+	defer b.helper.Stop()
+	all := 0
+	b.published("at the start", func(devices map[string][]string) bool {
+		all = len(devices)
+		return all > 2 && allTainted(devices, nodeslices.TaintIncomplete) // the driver has no device nodes
+	})
+	if got := b.metrics.policyName(t); got != "default" {
+		t.Errorf("policy %s is active, want default", got)
+	}
+	b.label(v1alpha1.PolicyLabel, "training")
+	b.published("exclusive", func(devices map[string][]string) bool { return len(devices) == 2 })
+	b.label(v1alpha1.PolicyLabel, "default")
+	b.published("default again", func(devices map[string][]string) bool { return len(devices) == all })
+	b.label(v1alpha1.ReleaseDriverLabel, "true")
+	b.published("driver released and that noted", func(devices map[string][]string) bool {
+		_, err := os.Stat(b.marker.path())
+		return err == nil && allTainted(devices, nodeslices.TaintDraining)
+	})
+	b.label("", "")
+	select {
+	case err := <-done:
+		if !errors.Is(err, ErrDriverAvailable) {
+			t.Errorf("got %v, want %v", err, ErrDriverAvailable)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the driver can be used, and is not")
+	}
+}
+
+// policyName is the name of the active policy, by the metric.
+func (m *metrics) policyName(t *testing.T) string {
+	t.Helper()
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "cleave_policy_info" && len(f.GetMetric()) == 1 {
+			return f.GetMetric()[0].GetLabel()[0].GetValue()
+		}
+	}
+	return ""
+}

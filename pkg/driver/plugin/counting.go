@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+)
+
+// Reasons of Events about what the cluster does not count: GPUs then offer fewer tiers than their policy has.
+const (
+	reasonNotCounted = "TiersNotCounted"
+	reasonCounted    = "TiersCounted"
+)
+
+// counting is what the cluster counts, and reports it.
+type counting struct {
+	*cluster.Counting
+	metrics *metrics
+	events  *cluster.Events
+	changed func()
+	// missing: the cluster does not count all, as reported.
+	missing bool
+}
+
+// report reports what the cluster does not count, and at the end that it does.
+func (c *counting) report(ctx context.Context) {
+	counted, all := c.Counted(), true
+	report := func(what string, why error) {
+		gauge := c.metrics.notCounted.WithLabelValues(what)
+		gauge.Set(0)
+		if why == nil {
+			return
+		}
+		gauge.Set(1)
+		all = false
+		klog.FromContext(ctx).Info("GPUs offer fewer tiers than their policy has", "reason", why.Error())
+		c.events.Warn(reasonNotCounted, why.Error())
+	}
+	report("counters", counted.Counters)
+	report("shares", cmp.Or(counted.Shares, counted.SharesBeside))
+	if c.missing && all {
+		const message = "The cluster counts all tiers: GPUs offer what their policy has"
+		klog.FromContext(ctx).Info(message)
+		c.events.Note(reasonCounted, message)
+	}
+	c.missing = !all
+}
+
+// follow follows what the cluster counts until ctx ends.
+func (c *counting) follow(ctx context.Context, every time.Duration) {
+	c.Follow(ctx, every, func() {
+		c.report(ctx)
+		c.changed()
+	})
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+)
+
+// loaded is the file of procfs that exists while the driver's kernel module is loaded.
+const loaded = "driver/nvidia/version"
+
+// driverFiles finds the NVIDIA driver's library and reports whether the driver is still there. One goroutine uses it.
+type driverFiles struct {
+	config *Config
+	// reportsLoaded is set where procfs reports whether the driver is loaded.
+	reportsLoaded bool
+	library       string // where the driver's library was found last
+	root          string // the driver's root as this process sees it, while the driver is used
+}
+
+// options are where to look for the driver.
+func (d *driverFiles) options() nvml.Options {
+	roots := driverroot.Here(d.config.driverRoots())
+	return nvml.Options{
+		DriverRoot:  roots[0],
+		OtherRoots:  roots[1:],
+		Probe:       nvml.ProbeLibrary,
+		LibraryPath: d.config.NVMLLibrary,
+		Sysfs:       os.DirFS(d.config.Sysfs).(fs.ReadLinkFS),
+	}
+}
+
+// used notes that the driver was found in a root. Not everywhere where there are GPUs does procfs report whether the driver is
+// loaded.
+func (d *driverFiles) used(root string) {
+	d.root = root
+	_, err := os.Stat(d.loadedFile())
+	d.reportsLoaded = err == nil
+}
+
+// released notes that the driver is not used any more: it may come back in any root.
+func (d *driverFiles) released() { d.root, d.library = "", "" }
+
+// missing is what of the driver is missing; nil if nothing is. While the driver is used it is looked for in its own root alone,
+// as another may have the library of a driver that does not run.
+func (d *driverFiles) missing() error {
+	if _, err := os.Stat(d.library); d.library == "" || err != nil { // to search takes milliseconds, every two seconds
+		opts := d.options()
+		if d.root != "" {
+			opts.DriverRoot, opts.OtherRoots = d.root, nil
+		}
+		if d.library, err = nvml.FindLibrary(opts); err != nil {
+			return err
+		}
+	}
+	if _, err := os.Stat(d.loadedFile()); err != nil && d.reportsLoaded {
+		return fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
+	}
+	return nil
+}
+
+func (d *driverFiles) loadedFile() string { return filepath.Join(d.config.Procfs, loaded) }
+
+// rootOf is the driver root that this process sees as a directory.
+func (c *Config) rootOf(here string) driverroot.Root {
+	roots := c.driverRoots()
+	for _, r := range roots {
+		if r.Here == here {
+			return r
+		}
+	}
+	return roots[0]
+}
+
+// releaseMarker is a file that exists while the driver is released by the node's label: a plugin that starts then asks for the
+// label before it uses the driver. Else it need not wait for the API server.
+type releaseMarker struct {
+	config *Config
+}
+
+func (m releaseMarker) path() string { return filepath.Join(m.config.pluginDir(), "drained") }
+
+func (m releaseMarker) exists() bool {
+	_, err := os.Stat(m.path())
+	return err == nil
+}
+
+// set creates the file, or removes it.
+func (m releaseMarker) set(ctx context.Context, released bool) {
+	err := os.Remove(m.path())
+	if released {
+		err = os.WriteFile(m.path(), nil, 0o600)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Saving whether the driver is released failed")
+	}
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/controller"
+)
+
+// fakeDriver is a driver of a library and a file of procfs.
+type fakeDriver struct {
+	*driverFiles
+	t *testing.T
+}
+
+func newFakeDriver(t *testing.T) fakeDriver {
+	t.Helper()
+	dir := t.TempDir()
+	d := fakeDriver{&driverFiles{config: &Config{NVMLLibrary: filepath.Join(dir, "libnvidia-ml.so.1"), Procfs: dir, Sysfs: dir, DriverRoot: dir}}, t}
+	if err := os.MkdirAll(filepath.Dir(d.loadedFile()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d.set(true)
+	d.used(dir)
+	return d
+}
+
+// set installs or removes the driver.
+func (d fakeDriver) set(there bool) {
+	d.t.Helper()
+	for _, file := range []string{d.config.NVMLLibrary, d.loadedFile()} {
+		err := os.Remove(file)
+		if there {
+			err = os.WriteFile(file, nil, 0o600)
+		}
+		if err != nil && !os.IsNotExist(err) {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+func TestDriverFiles_Missing(t *testing.T) {
+	d := newFakeDriver(t)
+	tests := []struct {
+		step string
+		do   func()
+		want string // empty: nothing is missing
+	}{
+		{"nothing happened", func() {}, ""},
+		{"module gone", func() { _ = os.Remove(d.loadedFile()) }, "went away"},
+		{"module back", func() { d.set(true) }, ""},
+		{"library gone", func() { _ = os.Remove(d.config.NVMLLibrary) }, d.config.NVMLLibrary},
+		{"both gone", func() { d.set(false) }, "went away"},
+		{"both back", func() { d.set(true) }, ""},
+		// Not every platform reports in procfs whether the driver is loaded.
+		{"procfs never reported it", func() { _ = os.Remove(d.loadedFile()); d.used(d.root) }, ""},
+	}
+	for _, tt := range tests {
+		tt.do()
+		got := message(controller.ReleaseReason(cluster.Node{}, d.missing()))
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", tt.step, got, tt.want)
+		}
+	}
+}
+
+func TestAwaitLabel_ContextCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		object := labeledNode("gpu.cleave.dev/release-driver", "true")
+		s := newService(Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", PluginsDir: t.TempDir(), DriverRetry: time.Hour})
+		s.client, s.events = fake.NewClientset(object), cluster.NewEventsWith(record.NewFakeRecorder(100), "n")
+		s.cluster = cluster.NewWatcher(s.client, "gpu.cleave.dev", "node-1", "", func() { s.loop.Mark(controller.Cluster) })
+		s.engine = newEngine(t)
+		if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s.marker.set(t.Context(), true)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		go func() { s.cluster.Run(ctx, func(error) {}); done <- nil }()
+		go func() { done <- s.awaitLabel(ctx) }()
+		synctest.Wait()
+		if err := s.ready.err(); err == nil || !strings.Contains(err.Error(), "release-driver=true") {
+			t.Errorf("got readiness %v, want the reason", err)
+		}
+		cancel()
+		if err := errors.Join(<-done, <-done); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestAwaitLabel(t *testing.T) {
+	s := newService(Config{PluginsDir: t.TempDir(), DriverName: "gpu.cleave.dev"})
+	if err := s.awaitLabel(t.Context()); err != nil {
+		t.Errorf("driver was not released: got %v", err)
+	}
+}
+
+// newEngine is a claims engine that has no hardware.
+func newEngine(t *testing.T) *claims.Preparer {
+	t.Helper()
+	dir := t.TempDir()
+	store, storeErr := records.OpenStore(store.NewDisk(), filepath.Join(dir, "claims"))
+	locks, locksErr := claims.OpenLocks(filepath.Join(dir, "locks"))
+	if err := errors.Join(storeErr, locksErr); err != nil {
+		t.Fatal(err)
+	}
+	return claims.New(claims.Options{
+		Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
+		Specs: cdi.Remover{Dir: dir, Driver: "gpu.cleave.dev"},
+	})
+}
+
+// labeledNode is a Node with a label.
+func labeledNode(key, value string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{key: value}}}
+}

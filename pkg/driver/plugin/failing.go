@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+)
+
+// Reasons of errors, values of the label reason.
+const (
+	reasonDriver   = "driver-unavailable" // the NVIDIA driver does not answer, or was released
+	reasonInvalid  = "invalid-claim"      // the allocation or its parameters do not fit what the node offers
+	reasonTaken    = "allocated"          // another claim has what this one was allocated
+	reasonBusy     = "in-use"             // a process uses the partition or the GPU
+	reasonGPU      = "gpu-unusable"       // the GPU is lost, unreadable, replaced, or lacks a partition's resources
+	reasonMPS      = "mps-unavailable"    // the MPS supervisor does not answer
+	reasonTimeout  = "timeout"            // the time for the call was over
+	reasonDisk     = "disk"               // a file could not be read or written
+	reasonOtherErr = "other"
+)
+
+// reasons lists them.
+func reasons() []string {
+	return []string{reasonDriver, reasonInvalid, reasonTaken, reasonBusy, reasonGPU, reasonMPS, reasonTimeout, reasonDisk, reasonOtherErr}
+}
+
+// reasonOf is the reason that an error is counted under.
+func reasonOf(err error) string {
+	is := func(some ...error) bool {
+		for _, e := range some {
+			if errors.Is(err, e) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case errors.Is(err, claims.ErrNoDriver):
+		return reasonDriver
+	case errors.Is(err, claims.ErrInvalid):
+		return reasonInvalid
+	case errors.Is(err, claims.ErrAllocated):
+		return reasonTaken
+	case errors.As(err, new(*claims.InUseError)), is(gpu.ErrInUse, gpu.ErrPartitioned):
+		return reasonBusy
+	case is(mps.ErrUnavailable, errMPSOff):
+		return reasonMPS
+	case is(gpu.ErrLost, gpu.ErrAbsent, gpu.ErrUnreadable, gpu.ErrHangs, gpu.ErrReplaced, gpu.ErrMinorChanged, gpu.ErrFabricPending,
+		gpu.ErrInsufficientResources, gpu.ErrResetRequired, gpu.ErrLeftBehind, gpu.ErrNotFound):
+		return reasonGPU
+	case is(context.DeadlineExceeded, context.Canceled):
+		return reasonTimeout
+	case errors.As(err, new(*fs.PathError)), errors.As(err, new(syscall.Errno)):
+		return reasonDisk
+	default:
+		return reasonOtherErr
+	}
+}
+
+// forgetAfter is when a claim that is not tried any more counts as failing no longer: its pod was deleted. The kubelet tries again
+// within a minute and a half (k8s.io/kubernetes/pkg/kubelet/pod_workers.go, completeWork).
+const forgetAfter = 10 * time.Minute
+
+// failing are the claims whose last attempt failed, and since when.
+type failing struct {
+	now func() time.Time
+
+	mu     sync.Mutex
+	claims map[attempted]failure
+}
+
+// attempted is what was tried with a claim.
+type attempted struct {
+	operation string
+	claim     types.UID
+}
+
+// failure is when a claim failed first since it last succeeded, and last.
+type failure struct{ first, last time.Time }
+
+func newFailing(now func() time.Time) *failing {
+	return &failing{now: now, claims: map[attempted]failure{}}
+}
+
+// note notes the outcome of an attempt. A claim that was unprepared is not to be prepared any more.
+func (f *failing) note(operation string, claim types.UID, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := attempted{operation, claim}
+	if err == nil {
+		delete(f.claims, a)
+		delete(f.claims, attempted{prepareOperation, claim})
+		return
+	}
+	now := f.now()
+	f.forget(now)
+	since := f.claims[a]
+	if since.first.IsZero() {
+		since.first = now
+	}
+	since.last = now
+	f.claims[a] = since
+}
+
+// forget drops claims that are not tried any more; the caller holds mu.
+func (f *failing) forget(now time.Time) {
+	maps.DeleteFunc(f.claims, func(_ attempted, since failure) bool { return now.Sub(since.last) > forgetAfter })
+}
+
+var (
+	failingDesc = prometheus.NewDesc("cleave_claims_failing",
+		"Claims whose last attempt to be prepared or unprepared failed.", []string{"operation"}, nil)
+	failingSecondsDesc = prometheus.NewDesc("cleave_claims_failing_seconds",
+		"Time since the first failed attempt of the claim that has failed for longest; 0 if none fails.", []string{"operation"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (f *failing) Describe(to chan<- *prometheus.Desc) {
+	to <- failingDesc
+	to <- failingSecondsDesc
+}
+
+// Collect implements prometheus.Collector.
+func (f *failing) Collect(to chan<- prometheus.Metric) {
+	number, longest := map[string]int{}, map[string]time.Duration{}
+	f.mu.Lock()
+	now := f.now()
+	f.forget(now)
+	for a, since := range f.claims {
+		number[a.operation]++
+		longest[a.operation] = max(longest[a.operation], now.Sub(since.first))
+	}
+	f.mu.Unlock()
+	for _, operation := range []string{prepareOperation, unprepareOperation} {
+		to <- prometheus.MustNewConstMetric(failingDesc, prometheus.GaugeValue, float64(number[operation]), operation)
+		to <- prometheus.MustNewConstMetric(failingSecondsDesc, prometheus.GaugeValue, longest[operation].Seconds(), operation)
+	}
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi/hook"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+)
+
+// hardware is an NVML session whose GPUs offer what the control loop decides.
+type hardware struct {
+	*nvml.Session
+	node atomic.Pointer[policy.Node]
+	// look takes a value when GPUs are to be looked for at once.
+	look chan<- struct{}
+	// changed is called after a GPU was reset into another MIG mode and opened again; nil for nobody.
+	changed func(pci gpu.PCIAddress)
+	closed  *closedGPU
+	ended   sync.Once
+}
+
+// Node is the inventory with what its GPUs offer; nil before that is decided.
+func (h *hardware) Node() *policy.Node { return h.node.Load() }
+
+// end ends the NVML session; it can be called again.
+func (h *hardware) end(ctx context.Context) {
+	h.ended.Do(func() {
+		if err := h.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Ending the NVML session failed")
+		}
+	})
+}
+
+// VerifyGPU has GPUs looked for at once where the inventory is found to be wrong.
+func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
+	err := h.Session.VerifyGPU(ctx, g)
+	if h.look != nil && (errors.Is(err, gpu.ErrReplaced) || errors.Is(err, gpu.ErrMinorChanged)) {
+		signal(h.look)
+	}
+	return err
+}
+
+// SetMIG has the inventory read again at once where the mode turns out to need a reset.
+func (h *hardware) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
+	err := h.Session.SetMIG(ctx, pci, enable)
+	if h.look != nil && errors.Is(err, gpu.ErrResetRequired) {
+		signal(h.look)
+	}
+	return err
+}
+
+// Release closes a GPU, and keeps searches of the driver's files from opening it.
+func (h *hardware) Release(ctx context.Context, pci gpu.PCIAddress) error {
+	if err := h.closed.close(ctx); err != nil {
+		return err
+	}
+	err := h.Session.Release(ctx, pci)
+	if err != nil {
+		h.closed.open()
+	}
+	return err
+}
+
+// Retake opens a GPU again. What was wrong with it is over only if it was reset for certain, which another mode shows.
+func (h *hardware) Retake(ctx context.Context, pci gpu.PCIAddress) error {
+	defer h.closed.open()
+	before := h.Session.Node().Find(pci.DeviceName())
+	err := h.Session.Retake(ctx, pci)
+	after := h.Session.Node().Find(pci.DeviceName())
+	if err == nil && h.changed != nil && before != nil && after != nil && !after.MIG.SameMode(before.MIG) {
+		h.changed(pci)
+	}
+	return err
+}
+
+// controlled is the hardware as the control loop uses it.
+type controlled struct {
+	*service
+	hw *hardware
+}
+
+func (c controlled) Inventory() *gpu.Node       { return c.hw.Session.Node() }
+func (c controlled) Missing() error             { return c.driver.missing() }
+func (c controlled) Offer(offered *policy.Node) { c.hw.node.Store(offered) }
+func (c controlled) RereadLinks()               { signal(c.finder.links) }
+func (c controlled) Close(ctx context.Context)  { c.hw.end(ctx); c.driver.released() }
+
+// TakeIn notes the driver's session of added GPUs and writes the CDI spec anew.
+func (c controlled) TakeIn(ctx context.Context, inventory *gpu.Node) {
+	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
+		// Without it partitions on record are not taken for the plugin's own, which leaves them alone.
+		klog.FromContext(ctx).Error(err, "Saving the driver session of GPUs that have changed failed")
+	}
+	if err := c.specs.Refresh(ctx, inventory); err != nil { // tried again by specs.keep
+		klog.FromContext(ctx).Error(err, "Writing the CDI spec for GPUs that have changed failed")
+	}
+}
+
+// deviceNames are the whole-GPU devices of a node.
+func deviceNames(inventory *gpu.Node) []string {
+	names := make([]string, 0, len(inventory.GPUs))
+	for i := range inventory.GPUs {
+		names = append(names, inventory.GPUs[i].PCI.DeviceName())
+	}
+	return names
+}
+
+// MemoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs the hook that asks
+// it to where there is any.
+func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error) {
+	limited := map[gpu.PCIAddress]bool{}
+	if !isCgroup2(c.config.CgroupRoot) {
+		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", c.config.CgroupRoot)
+		return limited, nil
+	}
+	for i := range c.Inventory().GPUs {
+		if pci := c.Inventory().GPUs[i].PCI; c.hw.LimitsMemory(ctx, pci, c.config.CgroupRoot) {
+			limited[pci] = true
+		}
+	}
+	if len(limited) > 0 {
+		if _, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit); err != nil {
+			return nil, err
+		}
+	}
+	return limited, nil
+}
+
+// isCgroup2 reports whether a directory is the root of a cgroup v2 hierarchy. Only those have the file.
+func isCgroup2(root string) bool {
+	_, err := os.Stat(filepath.Join(root, "cgroup.controllers"))
+	return err == nil
+}

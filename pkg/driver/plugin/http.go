@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+)
+
+// readiness is what /readyz reports.
+type readiness struct {
+	mu          sync.Mutex
+	startErr    error
+	nameErr     error
+	driverErr   error
+	driverOK    bool
+	clusterErr  error
+	listErr     error
+	policyErr   error
+	conflictErr error
+	publishErr  error
+	publishOK   bool
+}
+
+// started sets why the start is delayed; nil once it goes on.
+func (r *readiness) started(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.startErr = err
+}
+
+// nameConflict sets that another driver of the same name is on the node.
+func (r *readiness) nameConflict(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nameErr = err
+}
+
+func (r *readiness) driver(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.driverErr, r.driverOK = err, err == nil
+}
+
+// cluster sets why the cluster state is not known yet.
+func (r *readiness) cluster(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clusterErr = err
+}
+
+// listed sets why it is not known what is allocated.
+func (r *readiness) listed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listErr = err
+}
+
+// policy sets why no policy is active.
+func (r *readiness) policy(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.policyErr = err
+}
+
+// conflict sets who else offers GPUs of the node.
+func (r *readiness) conflict(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conflictErr = err
+}
+
+func (r *readiness) published(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.publishErr, r.publishOK = err, err == nil
+}
+
+// err is nil once claims can be prepared and slices are being published.
+func (r *readiness) err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.startErr != nil:
+		return fmt.Errorf("the plugin cannot start yet: %w", r.startErr)
+	case r.nameErr != nil:
+		return fmt.Errorf("nothing is served: %w", r.nameErr)
+	case r.driverErr != nil:
+		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
+	case r.clusterErr != nil:
+		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
+	case r.listErr != nil && !r.publishOK:
+		return fmt.Errorf("waiting for the API server: what is allocated on the node is not known: %w", r.listErr)
+	case r.policyErr != nil:
+		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
+	case r.conflictErr != nil:
+		return fmt.Errorf("the node's GPUs are not published: %w", r.conflictErr)
+	case !r.driverOK:
+		return errors.New("waiting for the NVIDIA driver")
+	case r.publishErr != nil:
+		return fmt.Errorf("publish ResourceSlices: %w", r.publishErr)
+	case !r.publishOK:
+		return errors.New("publishing ResourceSlices")
+	}
+	return nil
+}
+
+// maxScrapes bounds what whoever reaches the port can have the plugin work at a time. Health is not counted: the kubelet asks.
+const maxScrapes = 4
+
+// httpServer serves metrics and health.
+type httpServer struct {
+	address string // empty for none
+	retry   time.Duration
+	metrics *metrics
+	ready   *readiness
+	events  *cluster.Events
+	// registration is what the kubelet answered; nil before.
+	registration func() *registerapi.RegistrationStatus
+}
+
+// serve serves until stop, which waits. Where the previous plugin still has the port, claims need not wait for it.
+func (s *httpServer) serve(ctx context.Context) (stop func(), err error) {
+	if s.address == "" {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	listener, inUse := s.listen(ctx)
+	if inUse != nil && !errors.Is(inUse, syscall.EADDRINUSE) {
+		cancel()
+		return nil, inUse
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.serveReady)
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if listener == nil {
+			if listener = s.awaitPort(ctx, inUse); listener == nil {
+				return
+			}
+		}
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			klog.FromContext(ctx).Error(err, "The metrics server ended")
+		}
+	})
+	return func() {
+		cancel()
+		_ = server.Close()
+		wg.Wait()
+	}, nil
+}
+
+func (s *httpServer) listen(ctx context.Context) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.address)
+	if err != nil {
+		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.address, err)
+	}
+	return listener, nil
+}
+
+// awaitPort returns once the port is free; nil if ctx ends before.
+func (s *httpServer) awaitPort(ctx context.Context, why error) net.Listener {
+	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.retry)
+	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.retry))
+	tick := time.NewTicker(s.retry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if listener, err := s.listen(ctx); err == nil {
+			return listener
+		}
+	}
+}
+
+// serveReady is 200 once claims can be prepared, slices are being published and the kubelet knows the plugin.
+func (s *httpServer) serveReady(w http.ResponseWriter, _ *http.Request) {
+	err := s.ready.err()
+	if err == nil {
+		if status := s.registration(); status == nil {
+			err = errors.New("waiting for the kubelet to register the plugin")
+		} else if !status.PluginRegistered {
+			err = fmt.Errorf("the kubelet refused the plugin: %s", status.Error)
+		}
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}

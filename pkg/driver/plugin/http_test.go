@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+)
+
+func TestReadiness_Missing(t *testing.T) {
+	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
+	ready := func(r *readiness) { r.driver(nil); r.published(nil) }
+	tests := map[string]struct {
+		events func(r *readiness)
+		want   string // empty: ready
+	}{
+		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
+		"name conflict":              {func(r *readiness) { ready(r); r.nameConflict(refused) }, "nothing is served: " + refused.Error()},
+		"no name conflict":           {func(r *readiness) { ready(r); r.nameConflict(refused); r.nameConflict(nil) }, ""},
+		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
+		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
+		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
+		"publishing failed":          {func(r *readiness) { r.driver(nil); r.published(refused) }, "publish ResourceSlices: " + refused.Error()},
+		"published after a failure":  {func(r *readiness) { r.driver(nil); r.published(refused); r.published(nil) }, ""},
+		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
+		"Node not read":              {func(r *readiness) { r.cluster(refused) }, "waiting for the API server: " + refused.Error()},
+		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
+		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
+		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
+		"alongside another":          {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alone again":                {func(r *readiness) { ready(r); r.conflict(refused); r.conflict(nil) }, ""},
+		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
+		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := &readiness{}
+			tt.events(r)
+			err := r.err()
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("got %v, want ready", err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error that says %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestReadyz_Unavailable(t *testing.T) {
+	s := &httpServer{ready: &readiness{}}
+	w := httptest.NewRecorder()
+	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+	if got, want := w.Code, http.StatusServiceUnavailable; got != want {
+		t.Errorf("status: got %d, want %d", got, want)
+	}
+	if got, want := w.Body.String(), "waiting for the NVIDIA driver\n"; got != want {
+		t.Errorf("body: got %q, want %q", got, want)
+	}
+}
+
+// The plugin before may still have the port, in a rolling update on the host's network. Claims are served meanwhile.
+func TestServeHTTP_PortInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	recorder := record.NewFakeRecorder(10)
+	s := &httpServer{
+		address: address, retry: time.Millisecond, metrics: newMetrics(), ready: &readiness{},
+		events: cluster.NewEventsWith(recorder, "n"),
+	}
+	stop, err := s.serve(t.Context())
+	if err != nil {
+		t.Fatalf("got %v, want the port to be waited for", err)
+	}
+	defer stop()
+	if event := <-recorder.Events; !strings.Contains(event, reasonStart) || !strings.Contains(event, "--metrics-address "+address) {
+		t.Errorf("got Event %q, want one that names --metrics-address", event)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !answers(address) {
+		if t.Context().Err() != nil {
+			t.Fatal("the port is free and not served")
+		}
+	}
+}
+
+// answers reports whether something serves at an address.
+func answers(address string) bool {
+	response, err := http.Get("http://" + address + "/healthz") //nolint:noctx // of this test's own server
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	s := &httpServer{
+		address: l.Addr().String(), retry: time.Hour, metrics: newMetrics(), ready: &readiness{},
+		events: cluster.NewEventsWith(record.NewFakeRecorder(10), "n"),
+	}
+	stop, err := s.serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+func TestServeHTTP_NoAddress(t *testing.T) {
+	stop, err := (&httpServer{metrics: newMetrics()}).serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+// The plugin lives while it waits for a driver: a liveness probe that failed then would restart it for nothing.
+func TestHealthz_AwaitingDriver(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
+	stop, err := s.serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
+		if got := status(t.Context(), t, "http://"+address+path); got != want {
+			t.Errorf("%s: got %d, want %d", path, got, want)
+		}
+	}
+}
+
+// scrape is a collector that takes as long as the test wants.
+type scrape struct{ begun, done chan struct{} }
+
+func (scrape) Describe(to chan<- *prometheus.Desc) { to <- scrapeDesc }
+
+func (s scrape) Collect(to chan<- prometheus.Metric) {
+	s.begun <- struct{}{}
+	<-s.done
+	to <- prometheus.MustNewConstMetric(scrapeDesc, prometheus.GaugeValue, 1)
+}
+
+var scrapeDesc = prometheus.NewDesc("test_scrape", "Of this test.", nil, nil)
+
+// Whoever reaches the port and asks for metrics without end keeps neither the plugin busy nor the kubelet from asking how it is.
+func TestServeHTTP_Flood(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	slow := scrape{make(chan struct{}), make(chan struct{})}
+	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
+	s.metrics.registry.MustRegister(slow)
+	stop, err := s.serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	answers := make(chan int, maxScrapes)
+	for range maxScrapes {
+		go func() { answers <- status(t.Context(), t, "http://"+address+"/metrics") }()
+		<-slow.begun
+	}
+	for path, want := range map[string]int{"/healthz": 200, "/metrics": 503} {
+		if got := status(t.Context(), t, "http://"+address+path); got != want {
+			t.Errorf("%s in a flood: got %d, want %d", path, got, want)
+		}
+	}
+	close(slow.done)
+	for range maxScrapes {
+		if got := <-answers; got != 200 {
+			t.Errorf("got %d, want 200", got)
+		}
+	}
+}
+
+// Whoever reaches the port learns names of claims, pods and namespaces from the one metric that is for them
+// (metrics.allowFrom), and nothing that a claim's author wrote.
+func TestMetrics_NamesOfTenants(t *testing.T) {
+	m := newMetrics()
+	descriptions := make(chan *prometheus.Desc, 100)
+	m.usage.Describe(descriptions)
+	close(descriptions)
+	for d := range descriptions {
+		for _, label := range []string{"namespace", "pod", "claim"} {
+			_, labels, _ := strings.Cut(d.String(), "variableLabels")
+			if !strings.Contains(d.String(), `"cleave_claim_info"`) && strings.Contains(labels, label) {
+				t.Errorf("a metric has a label of tenants: %s", d)
+			}
+		}
+	}
+	m.observe(prepareOperation, "gpu", "claim-uid", time.Second, errors.New("claim team-a/secret-project: no"))
+	m.healthy.WithLabelValues("gpu-0000-1b-00-0").Set(1)
+	m.policyIs("training", true)
+	families, err := m.registry.Gather()
+	if err != nil || len(families) < 10 {
+		t.Fatalf("got %d metrics, %v", len(families), err)
+	}
+	allowed := []string{"operation", "outcome", "tier", "reason", "kind", "gpu", "xid", "policy", "version", "goversion"}
+	for _, f := range families {
+		for _, metric := range f.GetMetric() {
+			for _, l := range metric.GetLabel() {
+				if !slices.Contains(allowed, l.GetName()) || strings.Contains(l.GetValue(), "claim-uid") || strings.Contains(l.GetValue(), "team-a") {
+					t.Errorf("%s has the label %s=%q", f.GetName(), l.GetName(), l.GetValue())
+				}
+			}
+		}
+	}
+}
+
+func status(ctx context.Context, t *testing.T, url string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	return response.StatusCode
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
+)
+
+// metadataDir is where the helper keeps the device metadata of claims (KEP-5304), in the directory of the driver's name:
+// <namespace>_<claim>/<request>/metadata.json. It is a link into the directory of CDI specs, which lies in memory: on a disk,
+// making three inodes for each claim takes longer than all else that Prepare does. For each request there is also a CDI spec
+// that mounts the file, "<driver>_metadata_<claim UID>_<request>.json".
+const metadataDir = "dra-device-metadata"
+
+// metadataTarget is where that link leads. Container runtimes read no specs from directories below theirs.
+func metadataTarget(c *Config, driver string) string {
+	return filepath.Join(c.CDIDir, driver+"-metadata")
+}
+
+// metadataFiles are the files of device metadata. The helper writes them after a claim's record and removes them after Unprepare;
+// sweep removes those of claims that are released in another way.
+type metadataFiles struct {
+	// mu keeps sweep from deciding on a claim while its directory is made.
+	mu sync.RWMutex
+
+	specsMu sync.Mutex
+	// specs are the CDI specs that this process wrote, by the beginning of their paths that those of a claim have in common: else
+	// each Unprepare would read the whole directory to find them.
+	specs map[string][]string
+}
+
+// open makes the directory of a driver's name, and the link to it. A directory in place of the link, of another driver or release,
+// is used as it is.
+func (m *metadataFiles) open(c *Config, driver string) error {
+	target, link := metadataTarget(c, driver), filepath.Join(c.PluginsDir, driver, metadataDir)
+	//nolint:gosec // containers read it, also as users of the host without any rights
+	err := os.MkdirAll(target, 0o755)
+	if to, readErr := os.Readlink(link); readErr == nil && to != target { // of another --cdi-dir
+		err = errors.Join(err, os.Remove(link))
+	}
+	if err == nil {
+		err = os.Symlink(target, link)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("create the directory for device metadata: %w", err)
+	}
+	return nil
+}
+
+// options have the helper write device metadata, of one version: a file with several is no JSON document for a plain decoder.
+// failed is called for what could not be written: the helper only logs it.
+func (m *metadataFiles) options(ctx context.Context, c *Config, driver string, failed func()) []kubeletplugin.Option {
+	// What cannot be removed is left to sweep: the claim is unprepared, and its pod is not to wait for this.
+	report := func(err error) {
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Removing device metadata failed; it is tried again at the next reconcile", "driver", driver)
+		}
+	}
+	count := func(err error) error {
+		if err != nil {
+			failed()
+		}
+		return err
+	}
+	return []kubeletplugin.Option{
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(c.CDIDir),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
+			WriteFile: func(path string, data []byte, mode os.FileMode) error {
+				return count(m.write(c.CDIDir, path, data, mode))
+			},
+			MkdirAll: func(path string, mode os.FileMode) error {
+				return count(m.mkdir(metadataTarget(c, driver), path, mode))
+			},
+			RemoveAll: func(path string) error { report(os.RemoveAll(path)); return nil },
+			Remove:    func(path string) error { report(ignoreMissing(os.Remove(path))); return nil },
+			Glob:      m.find,
+		}),
+	}
+}
+
+// mkdir makes the directory of a request's metadata, whose parent is the claim's. target is what the link in its path leads to.
+func (m *metadataFiles) mkdir(target, path string, mode os.FileMode) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if info, err := os.Stat(path); err == nil && info.IsDir() { // mostly that of CDI specs
+		return nil
+	}
+	for _, dir := range []string{filepath.Dir(path), path} {
+		err := os.Mkdir(dir, mode)
+		if errors.Is(err, fs.ErrNotExist) { // somebody emptied the directory of CDI specs
+			if err = os.MkdirAll(target, mode); err == nil {
+				err = os.Mkdir(dir, mode)
+			}
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes a file of metadata, or the CDI spec that mounts it. Nobody reads the first before there is the second.
+func (m *metadataFiles) write(cdiDir, path string, data []byte, mode os.FileMode) error {
+	if filepath.Dir(path) != cdiDir {
+		if err := createFile(path, data, mode); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return replaceFile(path, data, mode)
+	}
+	if err := replaceFile(path, data, mode); err != nil {
+		return err
+	}
+	m.specsMu.Lock()
+	defer m.specsMu.Unlock()
+	if m.specs == nil {
+		m.specs = map[string][]string{}
+	}
+	begin := path[:strings.LastIndexByte(path, '_')+1]
+	if !slices.Contains(m.specs[begin], path) {
+		m.specs[begin] = append(m.specs[begin], path)
+	}
+	return nil
+}
+
+// find are the CDI specs of a claim, for the helper's pattern. Those of a claim that another process prepared are looked for.
+func (m *metadataFiles) find(pattern string) ([]string, error) {
+	begin := strings.TrimSuffix(pattern, "*.json")
+	m.specsMu.Lock()
+	specs := m.specs[begin]
+	delete(m.specs, begin)
+	m.specsMu.Unlock()
+	if specs != nil {
+		return specs, nil
+	}
+	return filepath.Glob(pattern)
+}
+
+// createFile writes a file that is not there yet.
+func createFile(path string, data []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(filepath.Clean(path), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Chmod(mode), f.Close())
+}
+
+// replaceFile replaces a file at once. It does not sync, which would make Prepare slower: no file is needed after a power cut,
+// as claims are then prepared anew.
+func replaceFile(path string, data []byte, mode os.FileMode) error {
+	next, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(data)
+	err = errors.Join(err, next.Chmod(mode), next.Close())
+	if err == nil {
+		err = os.Rename(next.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(next.Name()))
+	}
+	return nil
+}
+
+// sweep removes the metadata of claims that have no record on disk, where another process may have prepared them. While there
+// is a corrupt record it removes none. Prepare waits for it only where something is left.
+func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
+	left, err := m.leftovers(c, driver)
+	if err == nil && len(left) > 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if left, err = m.leftovers(c, driver); err == nil { // a claim may have been prepared again since
+			err = removeAll(left)
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Removing device metadata of claims that are gone failed; it is tried again at the next reconcile",
+			"driver", driver)
+	}
+}
+
+// leftovers are the files and directories of claims without a record, which find forgets, too.
+func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
+	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.PluginsDir, driver, names.Claims))
+	if err != nil || len(corrupt) > 0 {
+		return nil, err
+	}
+	m.specsMu.Lock()
+	defer m.specsMu.Unlock()
+	begin := filepath.Join(c.CDIDir, driver) + metadataInfix
+	maps.DeleteFunc(m.specs, func(of string, _ []string) bool {
+		uid, ours := strings.CutPrefix(strings.TrimSuffix(of, "_"), begin)
+		return ours && !slices.ContainsFunc(all, func(r *records.Record) bool { return string(r.Claim.UID) == uid })
+	})
+	return metadataOf(c, driver, all)
+}
+
+// metadataInfix is in the names of CDI specs between the driver's name and the claim's UID.
+const metadataInfix = "_metadata_"
+
+// removeMetadata removes the device metadata of a driver name.
+func removeMetadata(c *Config, driver string) error {
+	all, err := metadataOf(c, driver, nil)
+	return errors.Join(err, removeAll(all))
+}
+
+func removeAll(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove device metadata: %w", err)
+	}
+	return nil
+}
+
+// metadataOf are the directories and CDI specs of a driver name's device metadata, except those of the claims of records.
+func metadataOf(c *Config, driver string, except []*records.Record) ([]string, error) {
+	var found []string
+	var errs []error
+	list := func(dir string, isLeft func(name string) bool) {
+		entries, err := os.ReadDir(dir)
+		errs = append(errs, ignoreMissing(err))
+		for _, e := range entries {
+			if isLeft(e.Name()) {
+				found = append(found, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	list(filepath.Join(c.PluginsDir, driver, metadataDir), func(name string) bool {
+		return !slices.ContainsFunc(except, func(r *records.Record) bool { return r.Claim.Namespace+"_"+r.Claim.Name == name })
+	})
+	list(c.CDIDir, func(name string) bool { // and what an interrupted write has left
+		uid, ours := strings.CutPrefix(strings.TrimPrefix(name, "."), driver+metadataInfix)
+		uid, _, _ = strings.Cut(uid, "_")
+		return ours && !slices.ContainsFunc(except, func(r *records.Record) bool { return string(r.Claim.UID) == uid })
+	})
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("look for device metadata: %w", err)
+	}
+	return found, nil
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// metadataBed is a plugin that serves a kubelet, with claims that a test gives records.
+type metadataBed struct {
+	*service
+	t       testing.TB
+	kubelet drapb.DRAPluginClient
+	claims  *fakeClaims
+	store   *records.Store
+}
+
+func newMetadataBed(t testing.TB, names ...string) *metadataBed {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "m") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	config := validConfig()
+	config.PluginsDir, config.RegistryDir, config.CDIDir = filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	b := &metadataBed{t: t, service: newService(config), claims: &fakeClaims{devices: map[types.UID][]records.Device{}}}
+	for _, d := range []string{config.RegistryDir, config.CDIDir, config.pluginDir()} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.store, err = records.OpenStore(store.Disk{}, filepath.Join(config.pluginDir(), claimsDir)); err != nil {
+		t.Fatal(err)
+	}
+	client := fake.NewClientset()
+	for _, name := range names {
+		if err := client.Tracker().Add(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)},
+			Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	helper, err := b.service.kubelet.serve(t.Context(), client, config.DriverName, "", &plugin{
+		claims: b.claims, metrics: b.metrics, health: &b.health, inventory: func() *gpu.Node { return nil }, fatal: func(error) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(helper.Stop)
+	conn, err := grpc.NewClient("unix://"+filepath.Join(config.pluginDir(), "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	b.kubelet = drapb.NewDRAPluginClient(conn)
+	return b
+}
+
+func metadataClaim(name string) *drapb.Claim {
+	return &drapb.Claim{Namespace: "ns", Name: name, Uid: "uid-" + name}
+}
+
+// prepare prepares a claim for some requests with one partition each, and returns the CDI devices of the first.
+func (b *metadataBed) prepare(name string, requests ...string) []string {
+	b.t.Helper()
+	r := &records.Record{Format: records.Format, BootID: "boot", Claim: records.Claim{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+	ci := 0
+	for _, request := range requests {
+		r.Devices = append(r.Devices, records.Device{Request: request, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-19-0", GPU: "gpu-0000-1b-00-0", UUID: "GPU-1",
+			Partition: &gpu.Partition{ProfileID: 19, GI: 7, CI: &ci, UUID: "MIG-" + request}, CDIDeviceIDs: []string{"d/c=x"}})
+	}
+	b.claims.devices[r.Claim.UID] = r.Devices
+	if err := b.store.Write(r); err != nil {
+		b.t.Fatal(err)
+	}
+	answer, err := b.kubelet.NodePrepareResources(b.t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim(name)}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return answer.Claims[string(r.Claim.UID)].Devices[0].CdiDeviceIds
+}
+
+// files lists what there is of device metadata.
+func (b *metadataBed) files() []string {
+	b.t.Helper()
+	var all []string
+	for _, dir := range []string{b.config.CDIDir} {
+		if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				rel, _ := filepath.Rel(dir, path)
+				all = append(all, strings.TrimPrefix(rel, b.config.DriverName+"-metadata/"))
+			}
+			return nil // a directory that is not there has no files
+		}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func TestMetadata_PrepareAndUnprepare(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	if diff := cmp.Diff([]string{"d/c=x", "gpu.cleave.dev/metadata=uid-a_main"}, b.prepare("a", "main", "other/sub")); diff != "" {
+		t.Errorf("CDI devices (-want +got):\n%s", diff)
+	}
+	want := []string{"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-a_other.json", "ns_a/main/metadata.json", "ns_a/other/metadata.json"}
+	if diff := cmp.Diff(want, b.files()); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	data, err := os.ReadFile(filepath.Join(b.config.pluginDir(), metadataDir, "ns_a", "other", "metadata.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got metadatav1beta1.DeviceMetadata
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&got); err != nil || decoder.More() {
+		t.Fatalf("not one JSON document: %s, %v", data, err)
+	}
+	device := got.Requests[0].Devices[0]
+	if uuid := device.Attributes["uuid"].StringValue; got.Requests[0].Name != "other/sub" || uuid == nil || *uuid != "MIG-other/sub" {
+		t.Errorf("got %s", data)
+	}
+	if _, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.files(); len(got) > 0 {
+		t.Errorf("after Unprepare: %v", got)
+	}
+}
+
+// What a kill or a release without Unprepare leaves is removed, and what claims have stays.
+func TestMetadata_Sweep(t *testing.T) {
+	tests := map[string]struct {
+		leave func(b *metadataBed) error
+		want  []string
+	}{
+		"nothing left": {func(*metadataBed) error { return nil }, []string{
+			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
+		"no record": {func(b *metadataBed) error { return b.store.Remove("uid-a") }, []string{
+			"gpu.cleave.dev_metadata_uid-stays_main.json", "ns_stays/main/metadata.json"}},
+		"no records": {func(b *metadataBed) error { return errors.Join(b.store.Remove("uid-a"), b.store.Remove("uid-stays")) }, nil},
+		"killed while writing": {func(b *metadataBed) error {
+			return os.WriteFile(filepath.Join(b.config.CDIDir, ".gpu.cleave.dev_metadata_uid-x_main.json.123"), nil, 0o600)
+		}, []string{
+			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
+		"corrupt record": {func(b *metadataBed) error {
+			return os.WriteFile(filepath.Join(b.store.Dir(), "uid-a.json"), []byte("?"), 0o600)
+		}, []string{
+			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
+		"another driver": {func(b *metadataBed) error {
+			return os.WriteFile(filepath.Join(b.config.CDIDir, "nic.example.com_metadata_uid-x_main.json"), nil, 0o600)
+		}, []string{
+			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "nic.example.com_metadata_uid-x_main.json",
+			"ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newMetadataBed(t, "a", "stays", "again")
+			b.prepare("a", "main")
+			b.prepare("stays", "main")
+			if err := tt.leave(b); err != nil {
+				t.Fatal(err)
+			}
+			b.service.kubelet.metadata.sweep(t.Context(), &b.config, b.config.DriverName)
+			if diff := cmp.Diff(tt.want, b.files()); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+			if got := b.prepare("again", "main"); len(got) != 2 {
+				t.Errorf("got CDI devices %v after a sweep, want one for metadata", got)
+			}
+		})
+	}
+}
+
+// Claims get their metadata also after the directory was removed, and after another one was configured.
+func TestMetadata_DirectoryGone(t *testing.T) {
+	b := newMetadataBed(t, "a", "b")
+	want := func(name string) {
+		t.Helper()
+		if diff := cmp.Diff([]string{"d/c=x", "gpu.cleave.dev/metadata=uid-" + name + "_main"}, b.prepare(name, "main")); diff != "" {
+			t.Errorf("CDI devices of %s (-want +got):\n%s", name, diff)
+		}
+		if _, err := os.Stat(filepath.Join(b.config.pluginDir(), metadataDir, "ns_"+name, "main", "metadata.json")); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.RemoveAll(metadataTarget(&b.config, b.config.DriverName)); err != nil {
+		t.Fatal(err)
+	}
+	want("a")
+	other := b.config
+	other.CDIDir = filepath.Join(filepath.Dir(b.config.CDIDir), "other")
+	if err := new(metadataFiles).open(&other, other.DriverName); err != nil {
+		t.Fatal(err)
+	}
+	want("b")
+	if entries, err := os.ReadDir(metadataTarget(&other, other.DriverName)); err != nil || len(entries) != 1 {
+		t.Errorf("the link does not lead to the new directory: %v, %v", entries, err)
+	}
+}
+
+// A claim whose metadata cannot be written is prepared all the same, and counted.
+func TestMetadata_WriteFails(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	if err := os.WriteFile(filepath.Join(b.config.pluginDir(), metadataDir, "ns_a"), nil, 0o600); err != nil { // no directory
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"d/c=x"}, b.prepare("a", "main")); diff != "" {
+		t.Errorf("CDI devices (-want +got):\n%s", diff)
+	}
+	if got := testutil.ToFloat64(b.metrics.metadataFailures); got != 1 {
+		t.Errorf("%v failures were counted, want 1", got)
+	}
+}
+
+// What one plugin wrote, the next one removes, which has not written it.
+func TestMetadata_WrittenByAnother(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	b.prepare("a", "main", "other")
+	b.service.kubelet.metadata.specs = nil
+	if _, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.files(); len(got) > 0 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+// A claim whose metadata cannot be removed is unprepared all the same, and sweep removes what is left.
+func TestMetadata_RemovalFails(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	b.prepare("a", "main")
+	spec := filepath.Join(b.config.CDIDir, "gpu.cleave.dev_metadata_uid-a_main.json")
+	if err := os.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(spec, "in-the-way"), 0o700); err != nil { // no file, so that Remove fails
+		t.Fatal(err)
+	}
+	answer, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}})
+	if err != nil || answer.Claims["uid-a"].Error != "" {
+		t.Errorf("got %v, %v", answer, err)
+	}
+	if err := b.store.Remove("uid-a"); err != nil {
+		t.Fatal(err)
+	}
+	b.service.kubelet.metadata.sweep(t.Context(), &b.config, b.config.DriverName)
+	if _, err := os.Lstat(spec); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after a sweep: %v", err)
+	}
+	if specs := b.service.kubelet.metadata.specs; len(specs) > 0 {
+		t.Errorf("remembered after a sweep: %v", specs)
+	}
+}
+
+// The cost of a claim's life without what claims do on disk: what the helper adds to it.
+func BenchmarkPrepare_Metadata(b *testing.B) {
+	bed := newMetadataBed(b, "a")
+	bed.prepare("a", "main")
+	claims := []*drapb.Claim{metadataClaim("a")}
+	for b.Loop() {
+		_, err := bed.kubelet.NodePrepareResources(b.Context(), &drapb.NodePrepareResourcesRequest{Claims: claims})
+		if err == nil {
+			_, err = bed.kubelet.NodeUnprepareResources(b.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}

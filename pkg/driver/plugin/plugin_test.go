@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// TestMain keeps the log out of the results: what it says is not under test.
+func TestMain(m *testing.M) {
+	klog.SetLogger(klog.Logger{})
+	os.Exit(m.Run())
+}
+
+// fakeClaims answers per claim UID.
+type fakeClaims struct {
+	devices map[types.UID][]records.Device
+	errs    map[types.UID]error
+	// meet is called inside each Prepare and Unprepare; nil for nothing.
+	meet func()
+}
+
+func (f *fakeClaims) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	if f.meet != nil {
+		f.meet()
+	}
+	return f.devices[claim.UID], f.errs[claim.UID]
+}
+
+func (f *fakeClaims) Unprepare(_ context.Context, claim records.Claim) error {
+	if f.meet != nil {
+		f.meet()
+	}
+	return f.errs[claim.UID]
+}
+
+// ignoreMetadata compares devices without what containers may know of them.
+var ignoreMetadata = cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")
+
+func newPlugin(t *testing.T, claims Claims) (*plugin, context.Context) {
+	t.Helper()
+	ctx, fatal := context.WithCancelCause(t.Context())
+	t.Cleanup(func() { fatal(nil) })
+	return &plugin{claims: claims, metrics: newMetrics(), inventory: func() *gpu.Node { return nil }, fatal: fatal}, ctx
+}
+
+func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
+	for _, uid := range uids {
+		claims = append(claims, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c-" + string(uid), UID: uid}})
+	}
+	return claims
+}
+
+func objectsOf(uids ...types.UID) (objects []kubeletplugin.NamespacedObject) {
+	for _, uid := range uids {
+		objects = append(objects, kubeletplugin.NamespacedObject{
+			NamespacedName: types.NamespacedName{Namespace: "ns", Name: "c-" + string(uid)}, UID: uid,
+		})
+	}
+	return objects
+}
+
+func TestPrepareResourceClaims(t *testing.T) {
+	inUse := errors.New("GPU is in use")
+	p, ctx := newPlugin(t, &fakeClaims{
+		devices: map[types.UID][]records.Device{
+			"a": {
+				{Request: "main/sub", Pool: "node-1", Device: "gpu-0", GPU: "gpu-0", UUID: "GPU-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
+				{Request: "watch", Pool: "node-1", Device: "gpu-1", AdminAccess: true, GPU: "gpu-1", UUID: "GPU-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
+			},
+		},
+		errs: map[types.UID]error{"b": inUse},
+	})
+	got, err := p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
+	if err != nil {
+		t.Fatalf("PrepareResourceClaims: %v", err)
+	}
+	want := map[types.UID]kubeletplugin.PrepareResult{
+		"a": {Devices: []kubeletplugin.Device{
+			{Requests: []string{"main/sub"}, PoolName: "node-1", DeviceName: "gpu-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
+			{Requests: []string{"watch"}, PoolName: "node-1", DeviceName: "gpu-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
+		}},
+		"b": {Err: inUse},
+		"c": {},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors(), ignoreMetadata); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+func TestUnprepareResourceClaims(t *testing.T) {
+	full := errors.New("read-only file system")
+	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": full}})
+	got, err := p.UnprepareResourceClaims(ctx, objectsOf("a", "b", "c"))
+	if err != nil {
+		t.Fatalf("UnprepareResourceClaims: %v", err)
+	}
+	want := map[types.UID]error{"a": nil, "b": full, "c": nil}
+	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+func TestPrepareResourceClaims_None(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{})
+	prepared, err := p.PrepareResourceClaims(ctx, nil)
+	if err != nil || len(prepared) != 0 {
+		t.Errorf("prepare: got %v, %v, want an empty answer", prepared, err)
+	}
+	unprepared, err := p.UnprepareResourceClaims(ctx, nil)
+	if err != nil || len(unprepared) != 0 {
+		t.Errorf("unprepare: got %v, %v, want an empty answer", unprepared, err)
+	}
+}
+
+// Each claim waits inside the engine until all are there: in line they would never meet.
+func TestPrepareResourceClaims_Concurrent(t *testing.T) {
+	const n = 4
+	uids := []types.UID{"a", "b", "c", "d"}
+	arrived, leave := make(chan struct{}), make(chan struct{})
+	p, ctx := newPlugin(t, &fakeClaims{meet: func() { arrived <- struct{}{}; <-leave }})
+	for name, call := range map[string]func(){
+		"prepare":   func() { _, _ = p.PrepareResourceClaims(ctx, claimsOf(uids...)) },
+		"unprepare": func() { _, _ = p.UnprepareResourceClaims(ctx, objectsOf(uids...)) },
+	} {
+		done := make(chan struct{})
+		go func() { call(); close(done) }()
+		for range n {
+			<-arrived
+		}
+		for range n {
+			leave <- struct{}{}
+		}
+		<-done
+		t.Logf("%s: all met", name)
+	}
+}
+
+func TestMetrics_Claims(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
+	p.record = func(types.UID) *records.Record {
+		return &records.Record{Devices: []records.Device{{Share: &records.Share{Kind: gpu.TimeSlice}}}}
+	}
+	claims := claimsOf("a", "b", "c")
+	claims[0].Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Device: "nic-0"}, {Device: "gpu-0000-1b-00-0-mig-19-6"}}}}
+	_, _ = p.PrepareResourceClaims(ctx, claims)
+	_, _ = p.UnprepareResourceClaims(ctx, objectsOf("a"))
+	families, err := p.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]uint64{}
+	for _, f := range families {
+		if f.GetName() == "cleave_claim_duration_seconds" {
+			for _, m := range f.GetMetric() {
+				var labels []string
+				for _, l := range m.GetLabel() {
+					labels = append(labels, l.GetName()+"="+l.GetValue())
+				}
+				got[strings.Join(labels, " ")] = m.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	maps.DeleteFunc(got, func(_ string, n uint64) bool { return n == 0 })
+	want := map[string]uint64{"operation=prepare outcome=ok tier=mig": 1, "operation=prepare outcome=ok tier=none": 1,
+		"operation=prepare outcome=error tier=none": 1, "operation=unprepare outcome=ok tier=timeSlice": 1}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+}
+
+func TestHandleError(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{})
+	p.HandleError(ctx, fmt.Errorf("publish: %w", kubeletplugin.ErrRecoverable), "slices")
+	if ctx.Err() != nil {
+		t.Fatalf("a recoverable error ended the plugin: %v", context.Cause(ctx))
+	}
+	broken := errors.New("socket is gone")
+	p.HandleError(ctx, broken, "gRPC")
+	if got := context.Cause(ctx); !errors.Is(got, broken) {
+		t.Errorf("cause: got %v, want %v", got, broken)
+	}
+}
+
+func TestToKubelet(t *testing.T) {
+	share := func(id string) records.Device {
+		return records.Device{Request: "r", Pool: "p", Device: "gpu-0-mps", CDIDeviceIDs: []string{"c"}, Share: &records.Share{ID: id}}
+	}
+	device := func(id *types.UID) kubeletplugin.Device {
+		return kubeletplugin.Device{Requests: []string{"r"}, PoolName: "p", DeviceName: "gpu-0-mps", CDIDeviceIDs: []string{"c"}, ShareID: id}
+	}
+	one, two := types.UID("one"), types.UID("two")
+	whole := share("")
+	whole.Share = nil
+	alone := share(records.ExclusiveID)
+	alone.Share.Exclusive = true
+	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil)}
+	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone}, nil), ignoreMetadata); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}

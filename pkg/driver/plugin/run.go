@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/driver/controller"
+	"github.com/cleave-dra/cleave/pkg/driver/driversession"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/smi"
+)
+
+// ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
+var ErrDriverAvailable = controller.ErrDriverAvailable
+
+// ErrNodeRecreated ends Run when the Node object was made anew: the program is to re-execute itself, see cluster.Watcher.Recreated.
+var ErrNodeRecreated = errors.New("the Node object was deleted and made anew")
+
+// IsRestart reports whether an error of Run says that the program is to re-execute itself.
+func IsRestart(err error) bool {
+	return errors.Is(err, ErrDriverAvailable) || errors.Is(err, ErrNodeRecreated)
+}
+
+// Run serves until ctx ends or something fails that no retry mends. When ctx ends, calls of the kubelet that are under way are
+// answered before, for up to 15 seconds.
+//
+// The kubelet is served before the driver answers: claims can be unprepared without it. Claims are prepared and
+// slices published once it does.
+func Run(ctx context.Context, config Config) error {
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	s := newService(config)
+	ctx, fatal := s.kubelet.underWay.outlast(ctx, stopPatience)
+	defer fatal(nil)
+	if err := s.connect(ctx); err != nil {
+		return err
+	}
+	http := &httpServer{address: config.MetricsAddress, retry: config.DriverRetry, metrics: s.metrics, ready: &s.ready, events: s.events,
+		registration: func() *registerapi.RegistrationStatus { return s.helper.RegistrationStatus() }}
+	stopHTTP, err := http.serve(ctx) // first, as /readyz reports what is waited for
+	if err != nil {
+		return err
+	}
+	defer stopHTTP()
+	if err := s.persist(ctx, func() error { return s.open(ctx) }); err != nil {
+		return nil // ctx has ended
+	}
+	following, unfollow := context.WithCancel(context.WithoutCancel(ctx))
+	var follower sync.WaitGroup
+	follower.Go(func() { s.cluster.FollowDaemonSet(following) })
+	defer follower.Wait()
+	defer unfollow()
+	defer s.leave(ctx)
+	if !s.awaitName(ctx) {
+		return nil
+	}
+	if err := s.persist(ctx, func() error { return s.startKubeletPlugin(ctx, fatal) }); err != nil {
+		return nil // ctx has ended
+	}
+	defer s.helper.Stop()
+	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
+	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.claimEvents.run(ctx) })
+	wg.Go(func() { s.status.Run(ctx) })
+	wg.Go(func() {
+		s.cluster.Run(ctx, func(err error) { // alongside the driver's start
+			if !s.cluster.Known() {
+				s.ready.cluster(err)
+			}
+		})
+	})
+	wg.Go(func() {
+		select {
+		case <-s.cluster.Recreated():
+			fatal(ErrNodeRecreated)
+		case <-ctx.Done():
+		}
+	})
+	wg.Go(func() { newMissingClasses(s).run(ctx) })
+	wg.Go(func() { s.names.run(ctx) })
+	wg.Go(func() {
+		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {
+			fatal(err)
+		}
+	})
+	<-ctx.Done()
+	klog.FromContext(ctx).Info("Stopping")
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// service is one running plugin: it opens, wires and ends its parts.
+type service struct {
+	config  Config
+	metrics *metrics
+	ready   readiness
+	client  kubernetes.Interface
+	events  *cluster.Events
+	cluster *cluster.Watcher
+
+	// lease is held while a plugin of this driver name runs, nodeLease while one of any name does.
+	lease, nodeLease *lease
+	engine           *claims.Preparer
+	sessions         *driversession.Sessions
+	sharing          *mps.Sharing
+	smi              *smi.Tool
+	holders          *holders
+	mps              *mps.Client // nil without a socket
+	policies         *policy.ActiveStore
+	active           *policy.Active
+	names            *otherNames
+	// allocations are what is allocated under the plugin's own name. allocated has a value after that may have changed.
+	allocations *allocations
+	allocated   chan struct{}
+	// claimEvents reports what is wrong with claims.
+	claimEvents *claimEvents
+	// status tells claims what their devices are.
+	status *claimstatus.Writer
+	// pods are those of the claims with a record.
+	pods       *cluster.Pods
+	counting   *counting
+	writes     sliceWrites
+	claimSpecs *claimSpecs
+
+	loop   *controller.Loop
+	driver driverFiles
+	marker releaseMarker
+	finder finder
+	specs  specs
+	health gpuHealth
+
+	kubelet kubelet
+	helper  *kubeletplugin.Helper
+}
+
+func newService(config Config) *service {
+	loop := controller.New()
+	s := &service{
+		config: config, metrics: newMetrics(), loop: loop, allocated: make(chan struct{}, 1),
+		health: newGPUHealth(config.NodeName, func() { loop.Mark(controller.Health) }),
+		finder: newFinder(func() { loop.Mark(controller.Inventory) }),
+	}
+	s.writes.dropped = func() {
+		s.counting.Doubt()
+		loop.Mark(controller.Publication)
+	}
+	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
+	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
+	s.specs.closed = newClosedGPU()
+	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
+	return s
+}
+
+// signal puts a value into a channel that holds one, unless it is there already.
+func signal(to chan<- struct{}) {
+	select {
+	case to <- struct{}{}:
+	default:
+	}
+}

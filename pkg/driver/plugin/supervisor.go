@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/driver/controller"
+	"github.com/cleave-dra/cleave/pkg/driver/mps"
+)
+
+// errMPSOff is why no GPU is shared by MPS where no socket is given.
+var errMPSOff = errors.New("the plugin runs with an empty --mps-socket")
+
+// supervisorTimeout bounds the question whether the MPS supervisor answers.
+const supervisorTimeout = time.Second
+
+// available is why no MPS server can be started; nil if one can. client is nil without a socket.
+func available(ctx context.Context, client *mps.Client) error {
+	if client == nil {
+		return errMPSOff
+	}
+	ctx, cancel := context.WithTimeout(ctx, supervisorTimeout)
+	defer cancel()
+	return client.Available(ctx)
+}
+
+// remedies are what to do after an event of an MPS server.
+var remedies = map[mps.EventKind]string{
+	mps.DaemonLost:      "It is started again by itself; clients that ran must be restarted.",
+	mps.DaemonRestarted: "Restart the containers whose processes used the one before.",
+	mps.DaemonFailed:    "Remove the cause, then restart the pods of the claim.",
+}
+
+// watchMPS reports what happens to MPS servers that claims use, until ctx ends.
+func (s *service) watchMPS(ctx context.Context) {
+	s.mps.Watch(ctx, func(e mps.Event) {
+		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
+		reason, message := "MPS"+string(e.Kind), e.Message+". "+remedies[e.Kind]
+		var names []string
+		for _, uid := range e.Claims {
+			claim := s.engine.Ledger.Claim(uid)
+			names = append(names, claim.String())
+			if claim.Name != "" {
+				s.claimEvents.warn(warning{claim: claim, reason: reason, message: mps.Subject(e.Device) + ": " + message})
+			}
+		}
+		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "device", e.Device, "claims", names)
+		s.events.Warn(reason, fmt.Sprintf("%s, claims %s: %s", mps.Subject(e.Device), strings.Join(names, ", "), message))
+		s.loop.Mark(controller.Partitions)
+	})
+}
+
+// noSupervisor answers where GPUs are not shared by MPS. It cannot release what an earlier run shared: the claims stay on
+// record until a supervisor can be asked.
+type noSupervisor struct{}
+
+func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
+	return mps.Endpoint{}, errMPSOff
+}
+
+func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSOff }
+
+func (noSupervisor) Retain(_ context.Context, _, _ string, claims []types.UID) error {
+	if len(claims) > 0 {
+		return errMPSOff
+	}
+	return nil
+}
+
+func (noSupervisor) Status(context.Context) (*mps.Status, error) { return &mps.Status{}, nil }

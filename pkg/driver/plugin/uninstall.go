@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi"
+)
+
+// Directories of records in the plugin's.
+const (
+	claimsDir  = "claims"
+	layoutsDir = "layouts"
+	modesDir   = "modes"
+)
+
+// uninstallTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.
+const uninstallTimeout = 5 * time.Second
+
+// watchTimeout bounds the wait for the watch's word, where the plugin may no longer ask.
+const watchTimeout = 3 * time.Second
+
+// installationWatch is what follows the plugin's DaemonSet (cluster.Watcher).
+type installationWatch interface {
+	DaemonSetGone() bool
+	AwaitDaemonSetGone(ctx context.Context) bool
+}
+
+// leave is for a plugin that has ended. Where it was uninstalled, nothing is allocated and no other plugin runs, it removes its
+// files. In all other cases they stay for the next one.
+func (s *service) leave(ctx context.Context) {
+	defer s.nodeLease.release()
+	defer s.lease.release()
+	if s.config.DaemonSet == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uninstallTimeout)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet, s.cluster)
+	if err != nil {
+		logger.Error(err, "Keeping the plugin's files: it may only be restarted")
+	}
+	if err != nil || !gone {
+		return
+	}
+	if !s.lease.alone() {
+		logger.Info("Keeping the plugin's files for another plugin that runs", "dir", s.config.pluginDir())
+		return
+	}
+	if err := s.sharedFiles(ctx); err != nil {
+		logger.Error(err, "Keeping the plugin's files: some may be another driver's", "dir", s.config.pluginDir())
+		return
+	}
+	switch allocated, err := removeFiles(&s.config); {
+	case err != nil:
+		logger.Error(err, "Removing the plugin's files failed")
+	case allocated > 0:
+		logger.Info("Uninstalled with claims allocated: keeping the plugin's files for the next plugin", "claims", allocated,
+			"dir", s.config.pluginDir())
+	default:
+		logger.Info("Uninstalled: removed the plugin's files", "dir", s.config.pluginDir())
+		s.leaveNode(ctx)
+	}
+}
+
+// uninstalled reports whether the DaemonSet of the plugin is gone. Only the API server's word that there is none, now or in
+// the watch that followed it, is taken for that: a plugin that may not ask may have lost its rights by a mistake. An
+// uninstalled one mostly has: Helm deletes the DaemonSet first (InstallOrder of helm.sh/helm/v3/pkg/releaseutil), and the
+// rights while its pods still end. Then the watch, which needed them only at its start, is waited for: its news may be later than
+// the signal to end.
+func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string, watch installationWatch) (bool, error) {
+	namespace, name, _ := strings.Cut(daemonSet, "/")
+	found, err := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		return found.DeletionTimestamp != nil, nil
+	case apierrors.IsNotFound(err) || watch.DaemonSetGone():
+		return true, nil
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		ctx, cancel := context.WithTimeout(ctx, watchTimeout)
+		defer cancel()
+		if watch.AwaitDaemonSetGone(ctx) {
+			return true, nil
+		}
+	}
+	return false, fmt.Errorf("ask for DaemonSet %s: %w", daemonSet, err)
+}
+
+// removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. Records that were set
+// aside as corrupt stay: somebody may want to look at them. Records of layouts stay as long as partitions do: without them
+// the next plugin would take those for unmanaged ones. So do those of changes of MIG modes that were interrupted: the next plugin
+// finishes them, and puts back the GPU's persistence mode.
+func removeFiles(c *Config) (allocated int, err error) {
+	store, err := records.OpenStore(store.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
+	if err != nil {
+		return 0, err
+	}
+	claims, err := store.Names()
+	if err != nil || len(claims) > 0 {
+		return len(claims), err
+	}
+	err = errors.Join(cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}.RemoveStatic(), removeMetadata(c, c.DriverName))
+	if err != nil {
+		return 0, err
+	}
+	_ = os.Remove(metadataTarget(c, c.DriverName))
+	entries, err := os.ReadDir(c.pluginDir())
+	if err != nil {
+		return 0, fmt.Errorf("read the plugin's directory: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(c.pluginDir(), e.Name())
+		switch {
+		case e.Name() == claimsDir, e.Name() == layoutsDir, e.Name() == modesDir:
+			if e.Name() == layoutsDir {
+				errs = append(errs, removeEmptyLayouts(path))
+			}
+			errs = append(errs, removeRecords(path))
+			continue
+		case strings.HasPrefix(e.Name(), "dra-") && strings.HasSuffix(e.Name(), ".sock"):
+			// Of a plugin that was killed; its other socket lies where the kubelet looks for plugins.
+			uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(e.Name(), "dra-"), ".sock"))
+			registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, uid)
+			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))
+		}
+		errs = append(errs, os.RemoveAll(path))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, fmt.Errorf("remove the plugin's files: %w", err)
+	}
+	if c.HookDir != "" {
+		if err := os.RemoveAll(c.hookDir()); err != nil {
+			return 0, fmt.Errorf("remove the CDI hooks: %w", err)
+		}
+	}
+	// Where the directory is a mount, it stays, empty.
+	_ = os.Remove(c.pluginDir())
+	return 0, nil
+}
+
+// removeEmptyLayouts removes the records of layouts of which no partition exists.
+func removeEmptyLayouts(dir string) error {
+	layouts, err := records.OpenLayouts(store.NewDisk(), dir)
+	if err != nil {
+		return err
+	}
+	all, _, err := records.ListLayouts(store.NewDisk(), dir)
+	for _, l := range all {
+		if len(l.Places) == 0 {
+			err = errors.Join(err, layouts.Remove(l.GPU))
+		}
+	}
+	return err
+}
+
+// keepsLayouts reports whether records of layouts are left, as partitions of theirs may be.
+func keepsLayouts(c *Config) bool {
+	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.pluginDir(), layoutsDir))
+	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+// removeRecords removes a directory of records with its spare files, but no records: the corrupt ones and the copies are in directories
+// of their own.
+func removeRecords(dir string) error {
+	var errs []error
+	for _, d := range []string{filepath.Join(dir, "copies"), dir} {
+		entries, err := os.ReadDir(d)
+		errs = append(errs, ignoreMissing(err))
+		for _, e := range entries {
+			if !e.IsDir() && strings.HasPrefix(e.Name(), ".") {
+				errs = append(errs, os.Remove(filepath.Join(d, e.Name())))
+			}
+		}
+	}
+	for _, d := range []string{filepath.Join(dir, "corrupt"), filepath.Join(dir, "copies"), dir} {
+		_ = os.Remove(d) // unless there is a record
+	}
+	return errors.Join(errs...)
+}
+
+// sharedFiles is why the plugin's directory may have files of another driver of the same name, which uses the same directory;
+// nil if it has none.
+func (s *service) sharedFiles(ctx context.Context) error {
+	switch {
+	case !s.config.compatible():
+		return nil
+	case s.helper == nil:
+		return fmt.Errorf("it never served: another driver named %s may have been there", s.config.DriverName)
+	}
+	return s.nameConflict().findPlugin(ctx)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
+)
+
+// Slices that were refused are known not to be there until some of their fields were dropped: then they are.
+func TestPlugin_WriteFailure(t *testing.T) {
+	s := newService(validConfig())
+	s.counting = &counting{Counting: cluster.NewCounting(fake.NewClientset(), "gpu.cleave.dev", "node-1")}
+	p := &plugin{written: s.writes.note, fatal: func(err error) { t.Errorf("the plugin ends: %v", err) }}
+	helper := func(err error) func() {
+		return func() {
+			p.HandleError(t.Context(), fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, err), "processing")
+		}
+	}
+	for _, step := range []struct {
+		name   string
+		do     func()
+		failed bool
+	}{
+		{"nothing yet", func() {}, false},
+		{"refused", helper(errors.New("denied by a webhook")), true},
+		{"handed to the helper", func() { s.writes.note(nil) }, true},
+		{"written, with fields dropped", helper(&resourceslice.DroppedFieldsError{
+			DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{}}), false},
+		{"not handed to the helper", func() { s.writes.note(errors.New("no Node")) }, true},
+	} {
+		step.do()
+		if got := !s.writes.lastFailure().IsZero(); got != step.failed {
+			t.Errorf("%s: a write has failed: %t, want %t", step.name, got, step.failed)
+		}
+	}
+}

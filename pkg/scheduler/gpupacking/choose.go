@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
+)
+
+// candidate is a node where a demand fits.
+type candidate struct {
+	node string
+	cost packing.Cost
+}
+
+// MarshalText is what a log shows of it, in lists too (docs/packing.md explains the numbers).
+func (c candidate) MarshalText() ([]byte, error) {
+	return fmt.Appendf(nil, "%s%+v", c.node, c.cost), nil
+}
+
+// choice is what is known of a demand on some nodes.
+type choice struct {
+	// best are the nodes where it fits, the best first.
+	best []candidate
+	// passed is why the measure has no say, or empty.
+	passed string
+	// full: nodes have what is asked for, and none has room.
+	full bool
+}
+
+// Reasons why the measure has no say; values of a metric's label.
+const (
+	passedUnforeseen = "unforeseen" // alternatives, constraints, all devices, admin access
+	passedDriver     = "driver"     // devices of a driver that is not packed, or of several
+	passedSearch     = "search"     // too many combinations
+	passedSelector   = "selector"   // a selector fails
+	passedNone       = "none"       // no node has such devices
+	passedPlugin     = "plugin"     // extended resources of a device plugin
+	passedAllocated  = "allocated"  // claims that have devices already
+	passedGroup      = "group"      // a pod of a group that is scheduled together
+)
+
+// query is what is looked for on some nodes.
+type query struct {
+	demand   pools.Demand
+	strategy packing.Strategy
+	most     int            // nodes to find
+	drivers  []string       // that are packed even if they publish no counters
+	replicas map[string]int // by node, see eligible
+}
+
+// choose finds the best of some nodes. Nodes on which the search takes too long do not count if others are found.
+func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	var found choice
+	hard := false
+	better := func(a, b candidate) int {
+		return cmp.Or(q.strategy.Compare(a.cost, b.cost), cmp.Compare(a.node, b.node))
+	}
+	for _, name := range names {
+		p, passed := c.planOn(ctx, name, q)
+		switch {
+		case passed == passedSearch:
+			hard = true
+			continue
+		case passed != "":
+			return choice{passed: passed}
+		case !p.complete:
+			continue
+		case !p.fits:
+			found.full = true
+			continue
+		}
+		n := candidate{name, p.cost}
+		n.cost.Replicas = q.replicas[name]
+		if len(found.best) == q.most && better(n, found.best[q.most-1]) >= 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(found.best, n, better)
+		found.best = slices.Insert(found.best, at, n)
+		found.best = found.best[:min(q.most, len(found.best))]
+	}
+	switch {
+	case len(found.best) > 0:
+	case hard:
+		found.passed = passedSearch
+	case !found.full:
+		found.passed = passedNone
+	}
+	return found
+}
+
+// mayFit reports whether a demand may fit on a node, as far as the measure can say.
+func (c *cluster) mayFit(ctx context.Context, q query, name string) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for _, v := range c.views[name] {
+		if c.elsewhere[v.driver] > 0 {
+			return true
+		}
+	}
+	p, passed := c.planOn(ctx, name, q)
+	return passed != "" || p.fits
+}
+
+// nodesOf are the nodes that pools are of; not ok where one is of no node that is known.
+func (c *cluster) nodesOf(results []resourceapi.DeviceRequestAllocationResult) (names []string, ok bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for i := range results {
+		owners := c.owners[poolKey{results[i].Driver, results[i].Pool}]
+		if len(owners) != 1 {
+			return nil, false
+		}
+		if !slices.Contains(names, owners[0].of) {
+			names = append(names, owners[0].of)
+		}
+	}
+	return names, true
+}
+
+// planOn is what would become of a demand on a node, where devices of one driver decide; or why the measure has no say.
+func (c *cluster) planOn(ctx context.Context, name string, q query) (found plan, passed string) {
+	driver := ""
+	for _, v := range c.views[name] {
+		p := c.plan(ctx, v, q.demand)
+		switch {
+		case p.err != nil && p.complete:
+			return plan{}, passedSearch
+		case p.err != nil:
+			return plan{}, passedSelector
+		case !p.matches:
+			continue
+		case driver != "" || !v.node.Counted && !slices.Contains(q.drivers, v.node.Driver):
+			return plan{}, passedDriver
+		}
+		found, driver = p, v.driver
+	}
+	switch {
+	case driver == "":
+		return plan{}, ""
+	case c.elsewhere[driver] > 0:
+		return plan{}, passedDriver
+	case !found.complete && len(c.elsewhere) > 0:
+		return plan{}, passedDriver // the rest may come from devices that are not of a node
+	}
+	return found, ""
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+// Outcomes of an attempt; values of a metric's label, where those of choice.passed are the others.
+const (
+	outcomeNarrowed = "narrowed" // to the best nodes
+	outcomeFallback = "fallback" // to all nodes, after none of the best would do
+	outcomeBusy     = "busy"     // only nodes without CPU, memory or pod slots have room on their GPUs
+	outcomeFull     = "full"     // no node has room
+	outcomeChecked  = "checked"  // no node seems to have room; the allocator was asked on all of them
+)
+
+var (
+	attempts = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "attempts_total", StabilityLevel: metrics.ALPHA,
+		Help: "Scheduling attempts of pods with device claims, by strategy and outcome: narrowed to the best nodes, fallback " +
+			"to all nodes after none of those would do, full, or why the pod passed through.",
+	}, []string{"strategy", "outcome"})
+	nodesConsidered = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem: "cleave_scheduler", Name: "nodes_considered", StabilityLevel: metrics.ALPHA,
+		Help:    "Nodes compared for a pod.",
+		Buckets: metrics.ExponentialBuckets(1, 4, 8),
+	})
+	choiceSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem: "cleave_scheduler", Name: "choice_duration_seconds", StabilityLevel: metrics.ALPHA,
+		Help:    "Time to choose nodes for a pod.",
+		Buckets: metrics.ExponentialBuckets(0.0001, 3, 10),
+	})
+	placementLost = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: "cleave_scheduler", Name: "placement_lost_units", StabilityLevel: metrics.ALPHA,
+		Help:    "Placement units of devices that stop fitting because of a placement: 0 for a share of a GPU that is shared already.",
+		Buckets: []float64{0, 2, 4, 8, 16, 32, 64, 128, 256},
+	}, []string{"strategy"})
+)
+
+var register = sync.OnceFunc(func() {
+	legacyregistry.MustRegister(attempts, nodesConsidered, choiceSeconds, placementLost)
+})

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
+)
+
+// Name is that of the plugin in a KubeSchedulerConfiguration.
+const Name = "GPUPacking"
+
+// Plugin is GPUPacking.
+type Plugin struct {
+	handle  framework.Handle
+	dra     framework.SharedDRAManager
+	args    Args
+	cluster *cluster
+	ready   atomic.Bool // the cluster has all there was at the start
+	checks  checks
+	asks    asks
+	// unnarrowed are pods whose next attempt sees all nodes, waiting what pods without room look for, released those that did
+	// not get their devices in the end.
+	unnarrowed, released remembered[struct{}]
+	waiting              remembered[query]
+}
+
+var (
+	_ framework.PreFilterPlugin   = (*Plugin)(nil)
+	_ framework.PostFilterPlugin  = (*Plugin)(nil)
+	_ framework.PreScorePlugin    = (*Plugin)(nil)
+	_ framework.ScorePlugin       = (*Plugin)(nil)
+	_ framework.ReservePlugin     = (*Plugin)(nil)
+	_ framework.PostBindPlugin    = (*Plugin)(nil)
+	_ framework.SignPlugin        = (*Plugin)(nil)
+	_ framework.EnqueueExtensions = (*Plugin)(nil)
+)
+
+// Factory makes the plugin of each profile of a scheduler. Unknown arguments are an error. The profiles have one view of the
+// cluster, so that each knows what the others reserve.
+func Factory() func(context.Context, runtime.Object, framework.Handle) (framework.Plugin, error) {
+	shared := &clusters{}
+	return func(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+		args, err := parseArgs(arguments)
+		if err != nil {
+			return nil, err
+		}
+		if handle.SharedDRAManager() == nil {
+			return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
+		}
+		p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
+			asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
+		if p.cluster, err = shared.get(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
+			return nil, fmt.Errorf("start %s: %w", Name, err)
+		}
+		register()
+		return p, nil
+	}
+}
+
+// Name is that of the plugin.
+func (p *Plugin) Name() string { return Name }
+
+// stateKey is that of a decision in the state of a scheduling cycle.
+const stateKey framework.StateKey = Name
+
+// decision is what was decided for a pod in a cycle.
+type decision struct {
+	query   query
+	outcome string
+	costs   map[string]packing.Cost // of the nodes where it fits
+}
+
+// Clone returns the decision itself: it does not change.
+func (d *decision) Clone() framework.StateData { return d }
+
+// read is the decision of a cycle; nil where there is none.
+func read(state framework.CycleState) *decision {
+	data, err := state.Read(stateKey)
+	if err != nil {
+		return nil
+	}
+	d, _ := data.(*decision)
+	return d
+}
+
+// PreFilter narrows the search to the best nodes. It skips what is not for GPUs that are packed.
+func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	nodes []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
+	skip := framework.NewStatus(framework.Skip)
+	if !p.ready.Load() {
+		if !cache.WaitFor(ctx, "", p.cluster.synced...) {
+			return nil, framework.AsStatus(context.Cause(ctx))
+		}
+		p.ready.Store(true)
+	}
+	p.beforeExtended(ctx, state, pod)
+	specs, passed, err := p.asks.demand(pod, nodes)
+	if err != nil || passed == "" && len(specs) == 0 {
+		return nil, skip // what is wrong with claims, DynamicResources reports
+	}
+	strategy := p.asks.strategy(pod, specs)
+	if passed == "" && state.IsPodGroupSchedulingCycle() {
+		passed = passedGroup
+	}
+	var demand pools.Demand
+	if passed == "" {
+		demand, err = pools.NewDemand(p.dra.DeviceClasses().Get, specs...)
+		if errors.Is(err, pools.ErrUnforeseen) {
+			passed = passedUnforeseen
+		} else if err != nil {
+			return nil, skip
+		}
+	}
+	if passed != "" {
+		attempts.WithLabelValues(string(strategy), passed).Inc()
+		return nil, skip
+	}
+	return p.narrow(ctx, state, pod, nodes, query{demand: demand, strategy: strategy, most: p.args.Candidates, drivers: p.args.Drivers})
+}
+
+func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodes []framework.NodeInfo,
+	q query) (*framework.PreFilterResult, *framework.Status) {
+	logger, start := klog.FromContext(ctx), time.Now()
+	among := eligibleNodes(logger, pod, nodes)
+	if q.strategy == packing.Spread {
+		among.replicas = replicasOn(nodes, pod)
+	}
+	best, outcome := p.decide(ctx, pod, among, q)
+	nodesConsidered.Observe(float64(len(among.free)))
+	choiceSeconds.Observe(time.Since(start).Seconds())
+	d := &decision{query: q, outcome: outcome, costs: map[string]packing.Cost{}}
+	names := make([]string, 0, len(best))
+	for _, c := range best {
+		d.costs[c.node] = c.cost
+		names = append(names, c.node)
+	}
+	state.Write(stateKey, d)
+	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
+	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
+		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)])
+	switch outcome {
+	case outcomeNarrowed, outcomeBusy:
+		return &framework.PreFilterResult{NodeNames: sets.New(names...)}, nil
+	case outcomeFull:
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, full(among))
+	default:
+		return nil, framework.NewStatus(framework.Skip)
+	}
+}
+
+// full says why a pod has to wait.
+func full(among eligible) string {
+	text := fmt.Sprintf("none of %d nodes has room on its GPUs for the pod's claims", len(among.free)+len(among.busy))
+	if among.refused > 0 {
+		text += fmt.Sprintf(", and %d are cordoned, tainted or not selected by the pod", among.refused)
+	}
+	return text
+}
+
+// decide finds the nodes that are left to the allocator, and why it is these.
+func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q query) ([]candidate, string) {
+	p.waiting.remove(pod.UID)
+	fallback := p.unnarrowed.remove(pod.UID)
+	if fallback {
+		q.most, among.groups = max(1, len(among.free)), nil
+	}
+	best, outcome := p.look(ctx, among, q)
+	if outcome != outcomeNarrowed && outcome != outcomeBusy && outcome != outcomeFull {
+		return best, outcome
+	}
+	if fallback {
+		return best, outcomeFallback
+	}
+	if outcome != outcomeNarrowed && p.cluster.followAll() {
+		// The pod may have been queued by an event that the informer's handler has not got to. It comes only once.
+		best, outcome = p.look(ctx, among, q)
+	}
+	if outcome != outcomeBusy && outcome != outcomeFull {
+		return best, outcome
+	}
+	// A claim for the pod's own extended resources is left where the scheduler ended before it was bound: DynamicResources
+	// deletes it.
+	if p.checks.due(checkKey(pod, q)) || p.cluster.extendedClaim(pod) != nil {
+		return nil, outcomeChecked
+	}
+	p.waiting.put(pod.UID, q)
+	return best, outcome
+}
+
+// look compares nodes. Where none that has CPU, memory and pod slots for the pod has room on its GPUs, it is those that lack
+// them: other plugins may evict pods there.
+func (p *Plugin) look(ctx context.Context, among eligible, q query) ([]candidate, string) {
+	most := q.most
+	q.replicas = among.replicas
+	if among.groups != nil {
+		q.most = max(1, len(among.free))
+	}
+	free := p.cluster.choose(ctx, q, among.free)
+	if len(free.best) > 0 && among.groups != nil {
+		return withGroups(free.best, among.groups, most), outcomeNarrowed
+	}
+	if len(free.best) > 0 {
+		return free.best, outcomeNarrowed
+	}
+	if free.passed != "" && free.passed != passedNone {
+		return nil, free.passed
+	}
+	q.most = max(1, len(among.busy))
+	busy := p.cluster.choose(ctx, q, among.busy)
+	switch {
+	case len(busy.best) > 0:
+		return busy.best, outcomeBusy
+	case busy.passed != "" && busy.passed != passedNone:
+		return nil, busy.passed
+	case free.full || busy.full:
+		return nil, outcomeFull
+	}
+	return nil, passedNone
+}
+
+// PreFilterExtensions are none: what other pods do to a node does not change its devices.
+func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return nil }
+
+// PostFilter lets a pod try all nodes at once if none of the best would do. Success keeps other plugins from evicting pods
+// for it meanwhile.
+func (p *Plugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	_ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+	d := read(state)
+	if d == nil || d.outcome != outcomeNarrowed {
+		return nil, framework.NewStatus(framework.Unschedulable)
+	}
+	p.unnarrowed.put(pod.UID, struct{}{})
+	logger := klog.FromContext(ctx)
+	p.handle.Activate(logger, map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
+	logger.V(3).Info("None of the best nodes will do, the next attempt sees all", "pod", klog.KObj(pod), "nodes", sortedKeys(d.costs))
+	return nil, framework.NewStatus(framework.Success)
+}
+
+// SignPod leaves pods that ask for no devices to be scheduled in batches.
+func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFragment, *framework.Status) {
+	if len(pod.Spec.ResourceClaims) > 0 {
+		return nil, framework.NewStatus(framework.Unschedulable, "pods with resource claims are not signable")
+	}
+	return nil, nil
+}

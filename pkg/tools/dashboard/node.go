@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dashboard
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/html"
+
+	"github.com/cleave-dra/cleave/pkg/tools/fleet"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+)
+
+// nodePage is a node with all that its slices and claims say.
+func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
+	at, found := slices.BinarySearchFunc(shot.Nodes, name, func(n *fleet.Node, name string) int { return strings.Compare(n.Name, name) })
+	if !found {
+		return nil, fmt.Errorf("no node %q with GPUs of this driver: %w", name, fleet.ErrUnknown)
+	}
+	n := shot.Nodes[at]
+	p := &page{title: name, section: "Nodes", root: "../", parts: []part{one("notices", 0, notices(shot))}}
+	view, err := r.source.View(name)
+	if err != nil { // the pool is being published: n says so
+		p.parts = append(p.parts, one("node", n.Version, nodeHead(n, nil)))
+		return p, nil //nolint:nilerr // the page shows it
+	}
+	p.parts = append(p.parts, one("node", n.Version, nodeHead(n, view)))
+	gpus := &list{id: "gpus"}
+	for i := range view.GPUs {
+		section := r.gpuSection(&view.GPUs[i], n)
+		section.Attr = append(section.Attr, html.Attribute{Key: "id", Val: "gpu-" + view.GPUs[i].Device})
+		gpus.items = append(gpus.items, fragment{"gpu-" + view.GPUs[i].Device, markup(section), n.Version})
+	}
+	p.parts = append(p.parts, part{list: gpus}, one("topology", 0, topology(view)))
+	return p, nil
+}
+
+// fact is a row of a list of facts; without a value it is left out.
+func fact(list *html.Node, name string, value any) {
+	if value == "" {
+		return
+	}
+	list.AppendChild(el("div", el("dt", name), el("dd", value)))
+}
+
+func nodeHead(n *fleet.Node, v *inspect.View) *html.Node {
+	head := el("section", el("h1", n.Name, " ", badges(n)))
+	facts := el("dl", class("facts"))
+	fact(facts, "GPUs", products(n))
+	fact(facts, "policy", cmp.Or(n.Policy, "default"))
+	if v != nil {
+		fact(facts, "driver", v.DriverVersion)
+		fact(facts, "CUDA", v.CUDAVersion)
+	}
+	fact(facts, "taints", strings.Join(n.Taints, ", "))
+	fact(facts, "free", freeOf(n, 20))
+	if n.Fragmentation > 0 {
+		fact(facts, "fragmentation", percent(n.Fragmentation))
+	}
+	head.AppendChild(facts)
+	for _, problem := range n.Problems {
+		head.AppendChild(el("p", class("notice"), problem))
+	}
+	return head
+}
+
+// gpuSection is one GPU of a node.
+func (r *renderer) gpuSection(g *inspect.GPU, n *fleet.Node) *html.Node {
+	section := el("section", class("gpu-card"), el("h2", g.Name, " ", el("small", g.Product)))
+	free := g.FreeText()
+	if i := slices.IndexFunc(n.GPUs, func(r fleet.GPU) bool { return r.Device == g.Device }); i >= 0 {
+		section.AppendChild(r.bigMap(&n.GPUs[i]))
+		free = n.GPUs[i].Free
+	}
+	facts := el("dl", class("facts"))
+	fact(facts, "free", free)
+	fact(facts, "device", g.Device)
+	fact(facts, "PCI", g.PCIAddress)
+	fact(facts, "UUID", g.UUID)
+	if g.MemoryBytes > 0 {
+		fact(facts, "memory", fmt.Sprintf("%.1f GiB", float64(g.MemoryBytes)/(1<<30)))
+	}
+	fact(facts, "MIG", g.MIG)
+	if g.NUMANode != nil {
+		fact(facts, "NUMA", strconv.Itoa(*g.NUMANode))
+	}
+	if g.NVLinks != nil && *g.NVLinks > 0 {
+		fact(facts, "NVLinks", strconv.Itoa(*g.NVLinks))
+	}
+	section.AppendChild(facts)
+	add(section, []any{r.allocations(g), taintList(g)})
+	for _, note := range g.Notes {
+		section.AppendChild(el("p", class("note"), note))
+	}
+	return section
+}
+
+// bigMap is a slice map with names.
+func (r *renderer) bigMap(g *fleet.GPU) *html.Node {
+	n := el("div", class("map"), attr{"role", "img"}, attr{"aria-label", gpuLabel(g)})
+	for i := range g.Bars {
+		b := &g.Bars[i]
+		text := []any{stateSign[b.State]}
+		if b.Claim != "" {
+			text = []any{el("b", initials(b.Namespace())), el("span", b.Claim), el("small", b.Label)}
+		} else if b.Label != "" {
+			text = []any{stateSign[b.State] + " ", el("small", b.Label)}
+		}
+		n.AppendChild(el("i", class(barClasses(r.palette.class(b.Namespace()), b.State, b.Units, g.Units)...), text))
+	}
+	return n
+}
+
+// allocations are the claims on a GPU; nil without any.
+func (r *renderer) allocations(g *inspect.GPU) *html.Node {
+	var rows []*html.Node
+	add := func(shape, state string, c *inspect.Claim) {
+		row := el("tr", el("td", shape), el("td", state))
+		if c == nil {
+			row.AppendChild(el("td", "–"))
+			row.AppendChild(el("td", ""))
+			row.AppendChild(el("td", ""))
+		} else {
+			row.AppendChild(el("td", r.claimLink(c.Claim, "../")))
+			row.AppendChild(el("td", strings.Join(c.Pods, ", ")))
+			row.AppendChild(el("td", c.Details()))
+		}
+		rows = append(rows, row)
+	}
+	for i := range g.Shapes {
+		shape := &g.Shapes[i]
+		for j := range shape.Claims {
+			state := "allocated"
+			if shape.Claims[j].AdminAccess {
+				state = "admin access"
+			}
+			add(shape.String(), state, &shape.Claims[j])
+		}
+	}
+	for i := range g.Partitions {
+		if part := &g.Partitions[i]; len(part.Claims) == 0 {
+			add(part.Profile+" at "+strconv.Itoa(part.Placement.Start), part.State.String(), nil)
+		}
+	}
+	if rows == nil {
+		return nil
+	}
+	return table([]string{"Shape", "State", "Claim", "Pods", "Details"}, rows)
+}
+
+func table(header []string, rows []*html.Node) *html.Node {
+	head := el("tr")
+	for _, h := range header {
+		head.AppendChild(el("th", attr{"scope", "col"}, h))
+	}
+	return el("div", class("scroll"), el("table", el("thead", head), el("tbody", rows)))
+}
+
+// claimLink names a claim with the colour and initials of its namespace.
+func (r *renderer) claimLink(key, root string) *html.Node {
+	namespace, name, _ := strings.Cut(key, "/")
+	return el("a", class("claim"), attr{"href", root + claimPath(namespace, name)},
+		el("i", class("w1", "a", r.palette.class(namespace)), initials(namespace)), " "+key)
+}
+
+// taintList has each taint of a GPU with its meaning, and how many devices it closes.
+func taintList(g *inspect.GPU) *html.Node {
+	var order []inspect.Taint
+	devices := map[inspect.Taint]int{}
+	for i := range g.Shapes {
+		for _, t := range g.Shapes[i].Taints {
+			if devices[t] == 0 {
+				order = append(order, t)
+			}
+			devices[t]++
+		}
+	}
+	if order == nil {
+		return nil
+	}
+	ul := el("ul", class("taints"))
+	for _, t := range order {
+		on := fmt.Sprintf(" on %d of %d devices: ", devices[t], len(g.Shapes))
+		ul.AppendChild(el("li", el("strong", "! "+taintText(t)+":"+t.Effect), on, t.Meaning))
+	}
+	return ul
+}
+
+// topology is the matrix of nvidia-smi topo -m.
+func topology(v *inspect.View) *html.Node {
+	section := el("section")
+	if len(v.GPUs) < 2 {
+		return section
+	}
+	header := []string{""}
+	var rows []*html.Node
+	for i := range v.GPUs {
+		header = append(header, v.GPUs[i].Name)
+		row := el("tr", el("th", attr{"scope", "row"}, v.GPUs[i].Name))
+		for _, word := range v.Connections[i] {
+			row.AppendChild(el("td", word))
+		}
+		rows = append(rows, row)
+	}
+	add(section, []any{el("h2", "Topology"), table(header, rows)})
+	return section
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dashboard
+
+import (
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/html"
+
+	"github.com/cleave-dra/cleave/pkg/tools/fleet"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+)
+
+var updateGolden = flag.Bool("update", false, "rewrite golden files")
+
+// golden compares a page with a file in testdata, with a line for each element.
+func golden(t *testing.T, name string, s *Server, body string) {
+	t.Helper()
+	got := strings.ReplaceAll(strings.ReplaceAll(body, s.program, "PROGRAM"), s.build, "BUILD")
+	got = strings.ReplaceAll(got, "><", ">\n<")
+	path := filepath.Join("testdata", name)
+	if *updateGolden {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run go test with -update to write it)", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestPages_Golden(t *testing.T) {
+	source := newFakeSource(busyShot(3))
+	source.views["gpu-a"] = busyView("gpu-a")
+	s := newServer(t, source, Config{})
+	for file, path := range map[string]string{
+		"overview.html": "/", "node.html": "/nodes/gpu-a", "claims.html": "/claims", "claim.html": "/claims/dev/a",
+		"extended.html": "/claims/ml-research/web-extended-resources",
+	} {
+		w := get(s, path)
+		if w.Code != http.StatusOK {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+		golden(t, file, s, w.Body.String())
+	}
+}
+
+// walk calls f for each element of a page.
+func walk(t *testing.T, body string, f func(*html.Node)) {
+	t.Helper()
+	root, err := html.Parse(strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range root.Descendants() {
+		f(n)
+	}
+}
+
+// Names come from whoever may create objects. None of them adds an element or an attribute, or leads away.
+func TestPages_HostileNames(t *testing.T) {
+	for _, evil := range []string{
+		`"><script>alert(1)</script>`, `' onmouseover='alert(1)`, `</ul><img src=x onerror=alert(1)>`, `javascript:alert(1)`, `//evil.example.com/`,
+		`../../evil`, "a\x00b\x1b[31m\u202e", "\xff\xfe", `{{.}}`, `</title><script>`, `</style>`, `<!--`, `]]>`, `&lt;`,
+	} {
+		shot := busyShot(3)
+		n := busyNode(evil, 1)
+		n.State, n.Problems, n.Policy = evil, []string{evil}, evil
+		for i := range n.GPUs {
+			g := &n.GPUs[i]
+			g.Name, g.Device, g.Product, g.Free = evil, evil, evil, evil
+			g.Bars[0].Label, g.Bars[0].Claim, g.Taints = evil, evil+"/"+evil, []inspect.Taint{{Key: evil, Value: evil, Meaning: evil}}
+		}
+		n.Free = []inspect.Amount{{Type: evil, Profile: evil, Count: 2}}
+		shot.Nodes = []*fleet.Node{n}
+		for _, c := range shot.Claims {
+			c.Namespace, c.Name, c.UID, c.Pods = evil, evil, evil, []string{evil}
+			c.Requests = []fleet.Request{{Name: evil, Asks: []string{evil}}}
+			if c.Devices != nil {
+				c.Devices = []fleet.Device{{Request: evil, Node: evil, Device: evil, UUID: evil}}
+			}
+		}
+		shot.Notices = []string{evil}
+		source := newFakeSource(shot)
+		s := newServer(t, source, Config{})
+		view := busyView(evil)
+		for i := range view.GPUs {
+			view.GPUs[i].Name, view.GPUs[i].Device, view.GPUs[i].UUID, view.GPUs[i].Notes = evil, evil, evil, []string{evil}
+			view.GPUs[i].Shapes[0].Claims[0].Claim = evil + "/" + evil
+		}
+		source.views[evil] = view
+		node, err := s.pages.nodePage(shot, evil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, p := range map[string]*page{"overview": s.pages.overview(shot, query{page: 1, text: evil}), "node": node,
+			"claims": s.pages.claimsPage(shot, query{page: 1}), "claim": {parts: []part{one("claim", 1, s.pages.claimHead(shot.Claims[0]))}, title: evil}} {
+			var b strings.Builder
+			if err := writeDocument(&b, p.document("b", "l")); err != nil {
+				t.Fatal(err)
+			}
+			walk(t, b.String(), func(n *html.Node) { checkElement(t, fmt.Sprintf("%s with %q", name, evil), n) })
+		}
+	}
+}
+
+var allowedElements = map[string]bool{}
+
+func init() {
+	for _, tag := range strings.Fields(`html head meta title link script body a header nav span button main dialog h1 h2 dl dt dd div kbd form
+		section p ul li i small strong b input table thead tbody tr th td`) {
+		allowedElements[tag] = true
+	}
+}
+
+func checkElement(t *testing.T, where string, n *html.Node) {
+	t.Helper()
+	if n.Type == html.CommentNode {
+		t.Errorf("%s: a comment %q", where, n.Data)
+	}
+	if n.Type != html.ElementNode {
+		return
+	}
+	if !allowedElements[n.Data] {
+		t.Errorf("%s: an element %s", where, n.Data)
+	}
+	if n.Data == "script" && (n.FirstChild != nil || len(n.Attr) != 2) {
+		t.Errorf("%s: a script %+v", where, n)
+	}
+	for _, a := range n.Attr {
+		if strings.HasPrefix(a.Key, "on") || a.Key == "style" {
+			t.Errorf("%s: an attribute %s=%q", where, a.Key, a.Val)
+		}
+		if (a.Key == "href" || a.Key == "src") && !isBelow(a.Val) {
+			t.Errorf("%s: a link to %q", where, a.Val)
+		}
+	}
+}
+
+// isBelow reports whether an address is of this server's pages.
+func isBelow(address string) bool {
+	rest := strings.TrimLeft(address, "./")
+	if strings.HasPrefix(address, "/") || strings.Contains(rest, "..") && !strings.Contains(rest, "..%2F") {
+		return false
+	}
+	for _, start := range []string{"?", "nodes/", "claims", "static/"} {
+		if strings.HasPrefix(rest, start) {
+			return true
+		}
+	}
+	return rest == "" || address == "#main"
+}
+
+func TestOverview_Pages(t *testing.T) {
+	shot := &fleet.Snapshot{Version: 1}
+	for i := range 2*rowsPerPage + 5 {
+		shot.Nodes = append(shot.Nodes, &fleet.Node{Name: fmt.Sprintf("n%05d", i), Version: 1})
+	}
+	s := newServer(t, newFakeSource(shot), Config{})
+	for path, want := range map[string]int{
+		"/": rowsPerPage, "/?page=2": rowsPerPage, "/?page=3": 5, "/?page=4": 0, "/?page=99999999999999999999": rowsPerPage, "/?page=-1": rowsPerPage,
+		"/?page=x": rowsPerPage, "/?q=n0000": 10, "/?q=N00001": 1, "/?q=nothing": 0,
+	} {
+		if got := strings.Count(get(s, path).Body.String(), `class="row"`); got != want {
+			t.Errorf("%s: %d rows, want %d", path, got, want)
+		}
+	}
+	// Rows of nodes that are gone are forgotten.
+	shot.Nodes = shot.Nodes[:3]
+	get(s, "/")
+	if len(s.pages.rows) != 3 {
+		t.Errorf("%d rows are kept for 3 nodes", len(s.pages.rows))
+	}
+}
+
+func TestQuery_Matches(t *testing.T) {
+	text := searchText(busyNode("gpu-a", 1))
+	for q, want := range map[string]bool{
+		"": true, "gpu-a": true, "h100": true, "ml-research": true, "ns:ml-research": true, "ns:ml": false, "is:tainted": true, "is:free": false,
+		"is:whole h100": true, "is:whole l40s": false, "policy:inference": true, "xid-79": true, "dev/a": true,
+	} {
+		query := query{words: strings.Fields(q)}
+		if got := query.matches(text); got != want {
+			t.Errorf("%q: %v", q, got)
+		}
+	}
+}
+
+// The tile counts what its link lists: not nodes that somebody cordoned.
+func TestQuery_Problems(t *testing.T) {
+	for state, want := range map[string]bool{"": false, inspect.NodeCordoned: false, inspect.NodeNotReady: true, inspect.NodeUnknown: true} {
+		n := busyNode("gpu-a", 1)
+		n.State = state
+		q := query{words: []string{"is:problem"}}
+		if got := q.matches(searchText(n)); got != want || n.HasProblem() != want {
+			t.Errorf("%q: got %t, want %t", state, got, want)
+		}
+	}
+}
+
+func TestPalette_Colours(t *testing.T) {
+	p := &palette{}
+	seen := map[int]bool{}
+	for i := range colours {
+		seen[p.colour(fmt.Sprintf("namespace-%d", i))] = true
+	}
+	if len(seen) != colours {
+		t.Errorf("%d namespaces have %d colours", colours, len(seen))
+	}
+	if first, again := p.colour("namespace-3"), p.colour("namespace-3"); first != again {
+		t.Errorf("a namespace changed its colour from %d to %d", first, again)
+	}
+	for namespace, want := range map[string]string{"ml-research": "mr", "dev": "de", "x": "x", "": "", "-": "", "größe": "gr", "öl": "öl", "a.b": "ab"} {
+		if got := initials(namespace); got != want {
+			t.Errorf("initials of %q are %q, want %q", namespace, got, want)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+)
+
+func TestReasons_AnsweredApart(t *testing.T) {
+	source := newFakeSource(busyShot(3))
+	source.answers = map[string]*explain.Explanation{"ml-research/waits": {State: explain.Refused, Groups: []explain.Group{
+		{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated", Remedy: "wait"}}},
+	}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
+	s := newServer(t, source, Config{})
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "Looking for the reason") {
+		t.Error("the list waits for the reason")
+	}
+	get(s, "/claims/ml-research/waits")
+	next := s.pages.reasons.changed()
+	s.pages.reasons.batch(t.Context())
+	<-next
+	for path, want := range map[string]string{
+		"/claims": "Node gpu-a: all &lt;8&gt; devices are allocated", "/claims/ml-research/waits": "1 of class mps.cleave.dev on gpu-a",
+		"/api/claims/ml-research/waits": "allocated", "/claims/dev/a": `<div id="explanation"></div>`,
+	} {
+		if body := get(s, path).Body.String(); !strings.Contains(body, want) {
+			t.Errorf("%s does not say %q:\n%s", path, want, body)
+		}
+	}
+	s.pages.reasons.batch(t.Context()) // nothing is wanted
+	source.failure = errors.New("broken slice")
+	source.publish(busyShot(4)) // the cluster has changed: it is asked again
+	get(s, "/claims")
+	s.pages.reasons.batch(t.Context())
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "broken slice") {
+		t.Error("the list does not say why there is no reason")
+	}
+	if diff := cmp.Diff([][]string{{"ml-research/waits", "ml-research/web-extended-resources"}, {"ml-research/waits", "ml-research/web-extended-resources"}}, source.asked); diff != "" {
+		t.Errorf("questions (-want +got):\n%s", diff)
+	}
+}
+
+// Between two snapshots a claim may have been allocated.
+func TestReasons_Allocated(t *testing.T) {
+	source := newFakeSource(busyShot(3))
+	source.answers = map[string]*explain.Explanation{"ml-research/waits": {State: explain.Allocated}}
+	s := newServer(t, source, Config{})
+	get(s, "/claims")
+	s.pages.reasons.batch(t.Context())
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "It is allocated.") {
+		t.Errorf("got\n%s", body)
+	}
+}
+
+// A claim that cannot be explained does not end the dashboard.
+func TestReasons_Panic(t *testing.T) {
+	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) { panic("index out of range") })
+	r.of("dev/a", 1)
+	r.batch(t.Context())
+	if a := r.of("dev/a", 1); a.err == nil || !strings.Contains(a.err.Error(), "index out of range") {
+		t.Errorf("got %+v", a)
+	}
+}

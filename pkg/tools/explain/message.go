@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+)
+
+// Limits of lists in messages.
+const (
+	mostClaims = 3
+	mostNames  = 3
+)
+
+// describe writes the message of a cause, of so many nodes.
+func (c *Cause) describe(nodes int) {
+	switch c.Kind {
+	case ClaimMissing, TemplateMissing, NotCreated, ClaimBusy, Gated, ClassMissing, Invalid:
+		c.describeObject()
+	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
+		c.describeNode(nodes)
+	default:
+		c.describeDevices(nodes)
+	}
+}
+
+func (c *Cause) describeObject() {
+	switch c.Kind {
+	case ClaimMissing:
+		c.Message = fmt.Sprintf("ResourceClaim %s does not exist", c.name)
+		c.Remedy = "create it, or correct the pod's spec.resourceClaims"
+	case TemplateMissing:
+		c.Message = fmt.Sprintf("ResourceClaimTemplate %s does not exist in the pod's namespace", c.name)
+		c.Remedy = "create it: the pod's claim follows within seconds"
+	case NotCreated:
+		c.Message = fmt.Sprintf("the claim was not created from ResourceClaimTemplate %s", c.name)
+		c.Remedy = "kube-controller-manager creates it: the pod's Events say what refuses it, such as a quota or a webhook"
+	case ClaimBusy:
+		c.Message = fmt.Sprintf("claim %s cannot be used: %s", c.Claim, c.name)
+	case Gated:
+		c.Message = fmt.Sprintf("the pod has the scheduling gate %s", c.name)
+		c.Remedy = "whoever set it, such as a queue, removes it"
+	case ClassMissing:
+		c.Message, c.Remedy = fmt.Sprintf("DeviceClass %s does not exist", c.name), "create it, or choose one of kubectl get deviceclasses"
+		if c.Claim == "" {
+			c.Message = fmt.Sprintf("no DeviceClass serves the extended resource %s, and no node advertises it", c.name)
+			c.Remedy = "set extendedResourceName in a DeviceClass, or use a resource that kubectl get deviceclasses -o wide lists"
+		}
+	default:
+		c.Message = "the scheduler fails: " + c.name
+		if strings.Contains(c.name, "no such key") {
+			c.Remedy = "the selector reads an attribute that a device lacks: select the type first, or use a narrower class"
+		}
+	}
+}
+
+func (c *Cause) describeNode(nodes int) {
+	it, has, its := "the node", "has", "its"
+	if nodes > 1 {
+		it, has, its = "they", "have", "their"
+	}
+	switch c.Kind {
+	case Elsewhere:
+		c.Message = fmt.Sprintf("claim %s is allocated devices of another node", c.Claim)
+		if c.name != "" {
+			c.Message = fmt.Sprintf("claim %s is allocated devices of node %s", c.Claim, c.name)
+		}
+	case NodeAffinity:
+		c.Message = "the pod's node selector or affinity excludes " + map[bool]string{true: "them", false: "it"}[nodes > 1]
+	case Cordoned:
+		c.Message, c.Remedy = it+" "+map[bool]string{true: "are", false: "is"}[nodes > 1]+" cordoned", "kubectl uncordon"
+	case NodeTaint:
+		c.Message = fmt.Sprintf("%s the taint %s", cmp.Or(c.name, "the pod does not tolerate"), c.Taint)
+	case DevicePlugin:
+		c.Message = fmt.Sprintf("a device plugin serves %s there, so that the scheduler takes none of %s devices for it", c.name, its)
+		c.Remedy = "kubectl describe node says how much of it is left"
+	case NotPublishing:
+		c.Message = fmt.Sprintf("%s %s no ResourceSlices of %s: no GPU, or the plugin does not run there", it, has, c.name)
+		if nodes == 1 {
+			c.Remedy = "if the node has GPUs, see the log and the Events of the plugin's pod there"
+		}
+	case Incomplete:
+		c.Message = fmt.Sprintf("the pool %s is incomplete: %d of %d slices", c.name, c.most, c.want)
+		c.Remedy = "the plugin may be publishing: try again; if it persists, see the plugin's log on that node"
+	case InvalidPool:
+		c.Message = "nothing is allocated from the pool: " + c.name
+	default:
+		c.Message = fmt.Sprintf("none of %s devices (%s) is of class %s", its, c.kinds, c.name)
+		if c.kinds == "" {
+			c.Message = fmt.Sprintf("%s %s no devices of class %s", it, has, c.name)
+		}
+	}
+}
+
+func (c *Cause) describeDevices(nodes int) {
+	are, do := fmt.Sprintf("%d devices are", c.Devices), fmt.Sprintf("%d devices do", c.Devices)
+	if c.Devices == 1 {
+		are, do = "1 device is", "1 device does"
+	}
+	switch c.Kind {
+	case Selector:
+		c.Message = fmt.Sprintf("%s not match %s%s", do, c.Selector.text(), c.Selector.values())
+	case TooSmall:
+		c.Message = are + " too small: " + shortages(c.Missing)
+		switch {
+		case len(c.Missing) == 0:
+			c.Message = are + " too small for the amounts that the request takes"
+		case c.Missing[0].Most == "":
+			c.Message = fmt.Sprintf("%s not have the capacity %s", do, c.Missing[0].Name)
+		}
+	case DeviceTaint:
+		c.Message = fmt.Sprintf("%s tainted %s", are, c.Taint)
+		c.Remedy = inspect.TaintMeaning(c.Taint.Key)
+	case InUse:
+		c.Message = fmt.Sprintf("%s allocated to %s", are, claimsText(c.Claims))
+	case Counter:
+		c.Message = fmt.Sprintf("%s overlapped by what is allocated to %s: counters %s are used up", are, claimsText(c.Claims), c.counters())
+	case Share:
+		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
+	case Count:
+		most := fmt.Sprint(c.most)
+		if nodes > 1 {
+			most = "at most " + most
+		}
+		c.Message = fmt.Sprintf("%d devices are asked for, and %s fit", c.want, most)
+		if c.most == 0 {
+			c.Message = fmt.Sprintf("%d devices are asked for, and none fits", c.want)
+		}
+	case Constraint:
+		c.Message = "enough devices are free, and no choice of them meets " + c.name
+	case Together:
+		c.Message = "each request fits by itself, and all of them do not fit together"
+		if c.want == 1 {
+			c.Message = "the devices that match exclude each other"
+		}
+	case Timeout:
+		c.Message = fmt.Sprintf("not known: the search takes more than %s. The scheduler ends it after 10 s on a node", searchTimeout)
+		c.Remedy = "ask for fewer devices in one claim"
+		if c.name != "" {
+			c.Message, c.Remedy = c.name, ""
+		}
+	}
+}
+
+// text is what of a selector is false.
+func (m *Mismatch) text() string {
+	if m.Part != "" {
+		return m.Part
+	}
+	return m.Expression
+}
+
+// values are the attributes that differ.
+func (m *Mismatch) values() string {
+	var parts []string
+	for _, a := range m.Attributes {
+		parts = append(parts, a.Name+" is "+list(a.Values, mostNames))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(parts, ", ")
+}
+
+// String is a taint as kubectl writes it, with its time.
+func (t *Taint) String() string {
+	text := t.Key
+	if t.Value != "" {
+		text += "=" + t.Value
+	}
+	text += ":" + t.Effect
+	if t.Since != nil {
+		text += " since " + t.Since.UTC().Format(time.DateTime) + " UTC"
+	}
+	return text
+}
+
+// shortages are amounts that are missing.
+func shortages(missing []Shortage) string {
+	var parts []string
+	for _, m := range missing {
+		parts = append(parts, fmt.Sprintf("%s %s is asked for, the most is %s", m.Name, m.Want, m.Most))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// counters are the names of counters, without their sets.
+func (c *Cause) counters() string {
+	var names []string
+	for _, m := range c.Missing {
+		if _, name, _ := strings.Cut(m.Name, "/"); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return list(names, mostNames)
+}
+
+// claimsText names claims with their pods.
+func claimsText(claims []Use) string {
+	var names []string
+	for _, u := range claims {
+		name := u.Claim
+		switch {
+		case u.Ending:
+			name += " (ending)"
+		case len(u.Pods) > 0:
+			name += " (" + list(u.Pods, 1) + ")"
+		}
+		names = append(names, name)
+	}
+	return list(names, mostClaims)
+}
+
+// list joins words, up to a limit.
+func list(words []string, most int) string {
+	if len(words) > most+1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), len(words)-most)
+	}
+	return strings.Join(words, ", ")
+}

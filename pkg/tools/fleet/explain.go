@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+)
+
+// Explain finds out why claims, "namespace/name", are not allocated. It reads all slices, some milliseconds a node, so it is asked
+// about several at once. Claims that are gone have no answer.
+func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explain.Explanation, error) {
+	questions := map[string]*explain.Question{}
+	var asked []*explain.Question
+	objects := explain.Objects{
+		Driver: s.config.Driver, Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
+		Classes: listed[resourceapi.DeviceClass](s.watches.classes), Rules: listed[resourceapi.DeviceTaintRule](s.watches.rules),
+	}
+	for _, key := range keys {
+		if questions[key] != nil {
+			continue
+		}
+		if c, err := s.Claim(key); err == nil {
+			questions[key] = explain.AboutClaim(c)
+		} else if p := s.watches.extendedPod(key); p != nil {
+			questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), explain.Namespace{}, objects)
+		} else {
+			continue
+		}
+		asked = append(asked, questions[key])
+	}
+	answers := map[string]*explain.Explanation{}
+	if asked == nil {
+		return answers, nil
+	}
+	cluster := explain.NewCluster(objects, asked...)
+	for _, p := range listed[packedSlice](s.watches.slices) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		slice, err := p.unpack()
+		if err != nil {
+			return nil, err
+		}
+		cluster.AddSlice(slice)
+	}
+	for _, key := range keys {
+		if questions[key] == nil || answers[key] != nil {
+			continue
+		}
+		e, err := cluster.Explain(ctx, questions[key])
+		if err != nil {
+			return nil, err
+		}
+		answers[key] = e
+	}
+	return answers, nil
+}
+
+// machines are the Nodes as far as claims depend on them; by their slices, where Nodes cannot be read.
+func (w *watches) machines() []*corev1.Node {
+	var all []*corev1.Node
+	for _, m := range listed[machine](w.nodes) {
+		all = append(all, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: m.Labels}, Spec: corev1.NodeSpec{Unschedulable: m.cordoned, Taints: m.taints},
+		})
+	}
+	if w.nodes == nil {
+		for _, name := range slices.Sorted(slices.Values(w.slices.GetIndexer().ListIndexFuncValues(byNode))) {
+			all = append(all, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+	}
+	return all
+}

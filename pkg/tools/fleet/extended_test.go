@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+)
+
+// asking is a pod whose only container requests extended resources.
+func asking(name string, requests map[corev1.ResourceName]string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "dev", Name: name, UID: "uid"}}
+	list := corev1.ResourceList{corev1.ResourceCPU: quantity.MustParse("2")}
+	for resourceName, amount := range requests {
+		list[resourceName] = quantity.MustParse(amount)
+	}
+	p.Spec.Containers = []corev1.Container{{Name: "main", Image: "secret", Resources: corev1.ResourceRequirements{Requests: list}}}
+	return p
+}
+
+// extendedCluster has a class that serves an extended resource.
+func extendedCluster(t *testing.T, pods ...*corev1.Pod) *fake.Clientset {
+	t.Helper()
+	class := classOf("whole.example.com", testDriver)
+	class.Spec.ExtendedResourceName = new("nvidia.com/gpu")
+	client := clusterOf(t, "l40s", []string{"a"}, class)
+	for _, p := range pods {
+		if _, err := client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return client
+}
+
+func TestSource_ExtendedResources(t *testing.T) {
+	client := extendedCluster(t,
+		asking("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2", "example.com/nic": "1"}),
+		asking("by-class", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/gpu.cleave.dev": "1"}),
+		asking("nic", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/nic.example.com": "1"}),
+		asking("cpu", nil))
+	s := running(t, client, Config{Pods: true})
+	got := map[string]string{}
+	for _, c := range s.Snapshot().Claims {
+		got[c.Key()] = c.Requests[0].Name + " " + c.Requests[0].Asks[0]
+		if !c.ExtendedResources || c.Allocated || !slices.Equal(c.Pods, []string{strings.TrimSuffix(c.Name, extendedSuffix)}) {
+			t.Errorf("got %+v", c)
+		}
+	}
+	want := map[string]string{
+		"dev/by-class-extended-resources": "main deviceclass.resource.kubernetes.io/gpu.cleave.dev", "dev/train-extended-resources": "main 2x nvidia.com/gpu",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("pods (-want +got):\n%s", diff)
+	}
+	if s.Snapshot().Totals.Pending != 2 {
+		t.Errorf("%d claims are pending, want 2", s.Snapshot().Totals.Pending)
+	}
+	if data := s.watches.extendedPod("dev/train" + extendedSuffix).String(); strings.Contains(data, "secret") {
+		t.Errorf("more is kept of a pod than it needs: %s", data)
+	}
+	pods := client.CoreV1().Pods("dev")
+	bound := asking("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2"})
+	bound.Spec.NodeName = "a"
+	if _, err := pods.Update(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, s, func(s *Snapshot) bool { return s.Totals.Pending == 1 })
+	if err := pods.Delete(t.Context(), "by-class", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, s, func(s *Snapshot) bool { return s.Totals.Pending == 0 })
+}
+
+func TestSource_ExtendedResourcesExplained(t *testing.T) {
+	picky := asking("picky", map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "example.com/nic": "1"})
+	picky.Spec.NodeSelector = map[string]string{"zone": "elsewhere"}
+	s := running(t, extendedCluster(t, picky,
+		asking("many", map[corev1.ResourceName]string{"nvidia.com/gpu": "5"}), asking("fits", map[corev1.ResourceName]string{"nvidia.com/gpu": "1"})),
+		Config{Pods: true})
+	got, err := s.Explain(t.Context(), []string{"dev/picky-extended-resources", "dev/many-extended-resources", "dev/fits-extended-resources"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := got["dev/fits-extended-resources"]; e.State != explain.Fits {
+		t.Errorf("got %+v, want a pod that fits", e)
+	}
+	for key, want := range map[string]explain.Kind{"dev/picky-extended-resources": explain.NodeAffinity, "dev/many-extended-resources": explain.Count} {
+		e := got[key]
+		if e.State != explain.Refused || len(e.Causes) > 0 || len(e.Groups) != 1 ||
+			!slices.ContainsFunc(e.Groups[0].Causes, func(c explain.Cause) bool { return c.Kind == want }) {
+			t.Errorf("%s: got %+v, want %s", key, e, want)
+		}
+	}
+}
+
+func TestNewSource_PodsForbidden(t *testing.T) {
+	client := extendedCluster(t)
+	forbid(client, "pods")
+	if got := running(t, client, Config{}).Snapshot().Notices; len(got) != 0 {
+		t.Errorf("pods are not to be watched: notices %q", got)
+	}
+	if got := running(t, client, Config{Pods: true}).Snapshot().Notices; len(got) != 1 || !strings.Contains(got[0], "Pending pods with extended resources") {
+		t.Errorf("notices %q", got)
+	}
+}
+
+func TestSource_Fragmentation(t *testing.T) {
+	client := clusterOf(t, "hgx-h100", []string{"a", "b"}, claimed("dev", "small", "gpu.cleave.dev", "a", gpu0+"-mig-19-0"),
+		claimed("dev", "train", "gpu.cleave.dev", "b", gpu0))
+	s := running(t, client, Config{})
+	shot := s.Snapshot()
+	// 6 of 7 units of a GPU are left, and 7 whole GPUs on each node.
+	want := []float64{6.0 / (6 + 7*7), 0, 6.0 / (6 + 14*7)}
+	if diff := cmp.Diff(want, []float64{shot.Nodes[0].Fragmentation, shot.Nodes[1].Fragmentation, shot.Totals.Fragmentation}); diff != "" {
+		t.Errorf("fragmentation of a, b and all (-want +got):\n%s", diff)
+	}
+	cordoned := machineOf("a")
+	cordoned.Spec.Unschedulable, cordoned.ResourceVersion = true, "99"
+	if _, err := client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, s, func(s *Snapshot) bool { return s.Nodes[0].Fragmentation == 0 && s.Totals.Fragmentation == 0 })
+}

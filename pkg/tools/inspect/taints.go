@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+)
+
+// Effects of taints.
+const (
+	effectNone       = string(resourceapi.DeviceTaintEffectNone)
+	effectNoSchedule = string(resourceapi.DeviceTaintEffectNoSchedule)
+)
+
+// meanings of the taints that the plugin sets.
+var meanings = map[string]string{
+	nodeslices.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
+		"or one of another layout; cleave inspect on the node shows which",
+	nodeslices.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs continue, new claims wait",
+	nodeslices.TaintUnhealthy: "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
+	nodeslices.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims " +
+		"stay, new ones wait",
+	nodeslices.TaintConflict: "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
+	nodeslices.TaintDraining: "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, " +
+		"new claims wait",
+	nodeslices.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
+}
+
+// TaintMeaning explains a taint that the plugin sets, with a remedy; empty for others.
+func TaintMeaning(key string) string { return meanings[key] }
+
+// taintOf is a taint with its meaning.
+func taintOf(key, value, effect string) Taint {
+	meaning, known := meanings[key]
+	if !known {
+		meaning = "not set by Cleave"
+	}
+	return Taint{Key: key, Value: value, Effect: effect, Meaning: meaning}
+}
+
+// Closes reports whether the taint keeps new claims away.
+func (t *Taint) Closes() bool { return t.Effect != effectNone }
+
+// Withdrawn reports whether the taint marks a device that the node no longer offers.
+func (t *Taint) Withdrawn() bool { return t.Key == nodeslices.TaintWithdrawn }

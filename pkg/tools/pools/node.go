@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+)
+
+// ErrIncomplete is returned for a node of which no pool is published in full.
+var ErrIncomplete = errors.New("no pool is complete")
+
+// ErrUnforeseen is returned for what only the allocator can foresee.
+var ErrUnforeseen = errors.New("only the allocator can decide this")
+
+// Node is what a driver publishes for one node.
+type Node struct {
+	Name, Driver string
+	Model        *packing.Model
+	// Counted means that devices compete for counters, are shared, or are partitions.
+	Counted bool
+
+	pools   []string // by the model's number of a pool
+	objects []*resourceapi.Device
+	taints  [][]resourceapi.DeviceTaint // by device; of slices and rules
+	index   map[deviceKey]int
+	tainted packing.Bits
+	known   map[string][]packing.Request // by the key of a demand
+}
+
+type deviceKey struct{ pool, device string }
+
+// pool is a pool of the newest generation, all of it. Of slices with counters the allocator sees no devices: since Kubernetes
+// 1.35 a slice has one or the other (k8s.io/dynamic-resource-allocation/structured, buildPool).
+type pool struct {
+	name   string
+	slices []*resourceapi.ResourceSlice
+	sets   []resourceapi.CounterSet
+}
+
+// devices are those that the allocator sees, in its order once the slices are sorted.
+func (p *pool) devices() func(yield func(*resourceapi.Device) bool) {
+	return func(yield func(*resourceapi.Device) bool) {
+		for _, s := range p.slices {
+			if len(s.Spec.SharedCounters) > 0 {
+				continue
+			}
+			for i := range s.Spec.Devices {
+				if !yield(&s.Spec.Devices[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// complete are the pools that the allocator uses, in the order in which it tries them
+// (k8s.io/dynamic-resource-allocation/structured, GatherPools).
+func complete(published []*resourceapi.ResourceSlice) ([]pool, error) {
+	byName := map[string]*pool{}
+	for _, s := range published {
+		p := byName[s.Spec.Pool.Name]
+		if p == nil {
+			p = &pool{name: s.Spec.Pool.Name}
+			byName[p.name] = p
+		}
+		switch {
+		case len(p.slices) > 0 && s.Spec.Pool.Generation < p.slices[0].Spec.Pool.Generation:
+		case len(p.slices) > 0 && s.Spec.Pool.Generation > p.slices[0].Spec.Pool.Generation:
+			p.slices = []*resourceapi.ResourceSlice{s}
+		default:
+			p.slices = append(p.slices, s)
+		}
+	}
+	var found []pool
+	for _, p := range byName {
+		if int64(len(p.slices)) == p.slices[0].Spec.Pool.ResourceSliceCount && p.valid() {
+			slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+			found = append(found, *p)
+		}
+	}
+	if len(found) == 0 {
+		return nil, ErrIncomplete
+	}
+	slices.SortFunc(found, func(a, b pool) int { return cmp.Or(cmp.Compare(a.waits(), b.waits()), cmp.Compare(a.name, b.name)) })
+	return found, nil
+}
+
+// valid reports whether the allocator uses the pool: device names and counter sets are there once, and devices consume
+// counters that exist (k8s.io/dynamic-resource-allocation/structured, validateDeviceCounterConsumption).
+func (p *pool) valid() bool {
+	sets, devices := map[string]map[string]resourceapi.Counter{}, map[string]bool{}
+	for _, s := range p.slices {
+		for _, set := range s.Spec.SharedCounters {
+			if _, ok := sets[set.Name]; ok {
+				return false
+			}
+			sets[set.Name] = set.Counters
+			p.sets = append(p.sets, set)
+		}
+	}
+	slices.SortFunc(p.sets, func(a, b resourceapi.CounterSet) int { return cmp.Compare(a.Name, b.Name) })
+	for d := range p.devices() {
+		if devices[d.Name] {
+			return false
+		}
+		devices[d.Name] = true
+		for _, c := range d.ConsumesCounters {
+			set, ok := sets[c.CounterSet]
+			if !ok || len(c.CompatibilityGroups) > 0 {
+				return false
+			}
+			for name := range c.Counters {
+				if _, ok := set[name]; !ok {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// waits is 1 for a pool with binding conditions, which is tried last.
+func (p *pool) waits() int {
+	for d := range p.devices() {
+		if len(d.BindingConditions) > 0 {
+			return 1
+		}
+	}
+	return 0
+}
+
+// Node is what a driver publishes for a node, from all its slices for that node, in any order, and the DeviceTaintRules of
+// the cluster. It knows pools that are published in full; where there is none, it returns ErrIncomplete. Devices that not
+// only one node has give ErrUnforeseen. The slices must not change afterwards.
+func (c *Cache) Node(published []*resourceapi.ResourceSlice, rules ...*resourceapi.DeviceTaintRule) (*Node, error) {
+	for _, s := range published {
+		if s.Spec.NodeName == nil {
+			return nil, fmt.Errorf("read ResourceSlice %s: it is not of one node: %w", s.Name, ErrUnforeseen)
+		}
+	}
+	found, err := complete(published)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{
+		Name: *published[0].Spec.NodeName, Driver: published[0].Spec.Driver,
+		index: map[deviceKey]int{}, known: map[string][]packing.Request{},
+	}
+	b := builder{node: n}
+	for i := range found {
+		b.add(&found[i])
+	}
+	n.Model = c.share(packing.NewModel(b.counters, b.blocks, b.gpus, b.devices))
+	n.tainted = packing.NewBits(len(n.objects))
+	for i := range n.objects {
+		n.taint(i, rules)
+	}
+	return n, nil
+}
+
+// taint notes the taints of a device that keep claims off.
+func (n *Node) taint(i int, rules []*resourceapi.DeviceTaintRule) {
+	var found []resourceapi.DeviceTaint
+	for _, t := range n.objects[i].Taints {
+		if blocks(t.Effect) {
+			found = append(found, t)
+		}
+	}
+	for _, r := range rules {
+		if blocks(r.Spec.Taint.Effect) && n.selects(r.Spec.DeviceSelector, i) {
+			found = append(found, r.Spec.Taint)
+		}
+	}
+	n.taints = append(n.taints, found)
+	if len(found) > 0 {
+		n.tainted.Set(i)
+	}
+}
+
+// selects reports whether a rule is about a device. One without a selector is about none.
+func (n *Node) selects(s *resourceapi.DeviceTaintSelector, i int) bool {
+	return s != nil && (s.Driver == nil || *s.Driver == n.Driver) && (s.Pool == nil || *s.Pool == n.Pool(i)) &&
+		(s.Device == nil || *s.Device == n.objects[i].Name)
+}
+
+func blocks(effect resourceapi.DeviceTaintEffect) bool {
+	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
+}
+
+// NewState is the node with nothing allocated.
+func (n *Node) NewState() *packing.State { return packing.NewState(n.Model, n.tainted) }
+
+// Device is the index of a device.
+func (n *Node) Device(pool, name string) (int, bool) {
+	i, ok := n.index[deviceKey{pool, name}]
+	return i, ok
+}
+
+// Object is a device as it is published.
+func (n *Node) Object(i int) *resourceapi.Device { return n.objects[i] }
+
+// Pool is the name of a device's pool.
+func (n *Node) Pool(i int) string { return n.pools[n.Model.Devices[i].Pool] }
+
+// Uses are those of the results of an allocation that are of this node. Results with admin access use nothing, and devices
+// that are not published anymore are left out: the allocator does not charge their counters, either.
+func (n *Node) Uses(results []resourceapi.DeviceRequestAllocationResult) []packing.Use {
+	var uses []packing.Use
+	for i := range results {
+		r := &results[i]
+		if r.Driver != n.Driver || r.AdminAccess != nil && *r.AdminAccess {
+			continue
+		}
+		at, ok := n.Device(r.Pool, r.Device)
+		if !ok {
+			continue
+		}
+		use := packing.Use{Device: at}
+		if d := &n.Model.Devices[at]; d.Shared {
+			use.Amounts = make([]int64, len(d.Capacities))
+			for j := range d.Capacities {
+				if q, ok := r.ConsumedCapacity[resourceapi.QualifiedName(d.Capacities[j].Name)]; ok {
+					use.Amounts[j] = thousandths(q)
+				}
+			}
+		}
+		uses = append(uses, use)
+	}
+	return uses
+}
