@@ -23,7 +23,7 @@ export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 # NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
 # compilers do by default, would end the program at its start (github.com/NVIDIA/go-nvml, README).
-GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) -extldflags=-Wl,-z,lazy
+GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.Version=$(VERSION) -extldflags=-Wl,-z,lazy
 # gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them.
 GO_TAGS := grpcnotrace
 # The directory of nvml.h. Asked of a package, go downloads its module; asked of a module (go list -m) it prints nothing for
@@ -40,7 +40,7 @@ help: ## list the targets
 # What is released is built with these, and depends on neither the directory nor on whether git is there.
 GO_BUILD := go build -trimpath -buildvcs=false
 
-# GOARCH=arm64 builds cleave, its hook programs and its image for another architecture than this machine's. They load the
+# GOARCH=arm64 builds the programs, the hook programs and the images for another architecture than this machine's. They load the
 # driver's library with dlopen, so they need its compiler of C.
 GOHOSTARCH := $(shell go env GOHOSTARCH)
 # Empty where a builder of images does not know platforms.
@@ -56,11 +56,16 @@ cross-compiler:
 	hack/cross-compiler install $(GOARCH)
 
 .PHONY: build
-build: sim cleave ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
+build: sim cleave cleave-node ## build cleave, cleave-node, nvml-sim and libnvidia-ml.so.1 into bin/
 
+# For people; cleave-node is for nodes. Both read GPUs with NVML.
 .PHONY: cleave
-cleave: hook
+cleave: $(CROSS_COMPILER)
 	$(GO_BUILD) -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
+
+.PHONY: cleave-node
+cleave-node: hook
+	$(GO_BUILD) -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave-node ./cmd/cleave-node
 
 # kube-scheduler with Cleave's plugin, as the cluster of e2e builds kube-scheduler: the same cache serves both. No other
 # target builds it, as it compiles Kubernetes, for ten minutes where nothing is cached.
@@ -81,7 +86,7 @@ sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 	rm -f $(BIN)/libnvidia-ml.so.h
 	go build -trimpath -tags nvmlsimdynamic,osusergo,netgo -ldflags '-s -w' -o $(BIN)/nvidia-programs ./cmd/nvml-sim
 
-# The hook programs, which cleave carries and which run on the host. The first is static, as the host's C library may be
+# The hook programs, which cleave-node carries and which run on the host. The first is static, as the host's C library may be
 # any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
 HOOKS := pkg/driver/cdi/hook/dist/$(GOARCH)
 .PHONY: hook
@@ -98,9 +103,14 @@ IMAGE_ROOT := $(HERE) go run -trimpath ./hack/image-root
 LICENSES := $(HERE) go -C hack/release run -trimpath . licenses
 THIRD_PARTY := THIRD_PARTY_LICENSES
 .PHONY: image-root
-image-root: cleave ## lay out the root file system of the image in bin/image
-	$(LICENSES) -o $(BIN)/licenses/cleave/$(THIRD_PARTY) $(BIN)/cleave $(CURDIR)/$(HOOKS)/*.gz
-	$(IMAGE_ROOT) -program $(BIN)/cleave -licenses LICENSE,$(BIN)/licenses/cleave/$(THIRD_PARTY) -o $(BIN)/image
+image-root: cleave-node ## lay out the root file system of the driver's image in bin/image
+	$(LICENSES) -o $(BIN)/licenses/node/$(THIRD_PARTY) $(BIN)/cleave-node $(CURDIR)/$(HOOKS)/*.gz
+	$(IMAGE_ROOT) -program $(BIN)/cleave-node -licenses LICENSE,$(BIN)/licenses/node/$(THIRD_PARTY) -o $(BIN)/image
+
+.PHONY: dashboard-image-root
+dashboard-image-root: cleave ## lay out the root file system of the dashboard's image in bin/dashboard-image
+	$(LICENSES) -o $(BIN)/licenses/cleave/$(THIRD_PARTY) $(BIN)/cleave
+	$(IMAGE_ROOT) -program $(BIN)/cleave -licenses LICENSE,$(BIN)/licenses/cleave/$(THIRD_PARTY) -o $(BIN)/dashboard-image
 
 .PHONY: scheduler-image-root
 scheduler-image-root: scheduler ## lay out the root file system of the scheduler's image in bin/scheduler-image
@@ -110,7 +120,7 @@ scheduler-image-root: scheduler ## lay out the root file system of the scheduler
 # The images themselves, built as others build them. They take what this machine compiled from its cache.
 IMAGES := $(BIN)/images
 .PHONY: images
-images: cleave scheduler ## build the images of the Dockerfile with buildah, as OCI archives in bin/images
+images: cleave cleave-node scheduler ## build the images of the Dockerfile with buildah, as OCI archives in bin/images
 	VERSION=$(VERSION) hack/build-images $(IMAGES) $(GOHOSTARCH)
 
 PREVIOUS := $(BIN)/previous
@@ -192,8 +202,8 @@ bench-scale: build scheduler ## compare schedulers on 1,000 nodes without kubele
 bench-dashboard: ## measure the dashboard with 1,000 simulated nodes in Chromium
 	CLEAVE_E2E=1 go test -count=1 -run '^$$' -bench . -benchtime 3x -timeout 30m ./e2e/dashboard
 
-# The hardware lane is carried to machines that have neither Go nor a network, so it is one directory, below 60 MiB. cleave
-# lies in it packed, which halves the directory; the lane unpacks it where it runs.
+# The hardware lane is carried to machines that have neither Go nor a network, so it is one directory, below 60 MiB. The programs
+# lie in it packed, which halves the directory; the lane unpacks them where it runs.
 GPU_LANE ?= $(BIN)/gpu-lane
 .PHONY: gpu-lane
 gpu-lane: hook ## build bin/gpu-lane/, which tries Cleave on a machine with a real GPU (docs/hardware.md)
@@ -203,7 +213,8 @@ gpu-lane: hook ## build bin/gpu-lane/, which tries Cleave on a machine with a re
 gpu-lane-dir:
 	rm -rf $(GPU_LANE) && mkdir -p $(GPU_LANE)
 	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave ./cmd/cleave
-	gzip -9 -n $(GPU_LANE)/cleave
+	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave-node ./cmd/cleave-node
+	gzip -9 -n $(GPU_LANE)/cleave $(GPU_LANE)/cleave-node
 	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/gpu-lane ./e2e/cmd/gpulane
 	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -o $(GPU_LANE)/cuda-probe e2e/gpulane/probe/cuda-probe.c
 	header=$(NVML_HEADER); $(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -I"$$header" \

@@ -20,11 +20,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// runCleave runs the program to its end, with an empty environment.
-func runCleave(ctx context.Context, t *testing.T, args ...string) (code int, stdout, stderr string) {
+// runProgram runs cleave or cleave-node to its end, with an empty environment.
+func runProgram(ctx context.Context, t *testing.T, program string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "cleave"), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, program), args...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &errOut, []string{}
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
@@ -50,7 +50,7 @@ func TestCommandLine_Errors(t *testing.T) {
 		code int
 		says []string
 	}{
-		{[]string{}, 2, []string{"kubelet-plugin, mps-supervisor, webhook, dashboard, inspect, explain, slices, simulate, validate or import"}},
+		{nil, 2, []string{"dashboard, explain, import, inspect, simulate, slices, validate"}},
 		{[]string{"slice"}, 2, []string{`"slice"`, "did you mean slices"}},
 		{[]string{"kubelet-plugin", "--colour", "red"}, 2, []string{"--colour"}},
 		{[]string{"kubelet-plugin", "extra"}, 2, []string{`"extra"`}},
@@ -65,8 +65,12 @@ func TestCommandLine_Errors(t *testing.T) {
 		{[]string{"slices", "--driver-root", broken}, 1, []string{library}},
 		{[]string{"slices", "--nvml-library", "/no/such/library"}, 1, []string{"--nvml-library", "/no/such/library"}},
 	} {
-		code, stdout, stderr := runCleave(ctx, t, test.args...)
-		name := "cleave " + strings.Join(test.args, " ")
+		program := "cleave"
+		if len(test.args) > 0 && test.args[0] == "kubelet-plugin" {
+			program = "cleave-node"
+		}
+		code, stdout, stderr := runProgram(ctx, t, program, test.args...)
+		name := program + " " + strings.Join(test.args, " ")
 		if code != test.code || stdout != "" {
 			t.Errorf("%s: exit status %d, want %d; it prints %q and %q", name, code, test.code, stdout, stderr)
 		}
@@ -93,11 +97,11 @@ func TestSlices_PrintedArePublished(t *testing.T) {
 		s.must(env.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
 		s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name}))
 	})
-	code, printed, stderr := runCleave(ctx, t, "slices", "--node-model", model, "--node-name", name, "-o", "json")
+	code, printed, stderr := runProgram(ctx, t, "cleave", "slices", "--node-model", model, "--node-name", name, "-o", "json")
 	if code != 0 || stderr != "" {
 		t.Fatalf("cleave slices: exit status %d, %s", code, stderr)
 	}
-	_, asYAML, _ := runCleave(ctx, t, "slices", "--node-model", model, "--node-name", name, "-o", "yaml")
+	_, asYAML, _ := runProgram(ctx, t, "cleave", "slices", "--node-model", model, "--node-name", name, "-o", "yaml")
 	for _, form := range []string{printed, asYAML} {
 		cmd := exec.CommandContext(ctx, env.cluster.Kubectl(), "--kubeconfig", env.cluster.Kubeconfig(), "apply", "--validate=strict", "-f", "-")
 		cmd.Stdin = strings.NewReader(form)

@@ -83,7 +83,7 @@ func copyPrograms(from string) error {
 	if err := errors.Join(os.RemoveAll(programsDir), os.MkdirAll(programsDir, 0o755)); err != nil {
 		return fmt.Errorf("create a directory for the programs under test: %w", err)
 	}
-	for _, name := range []string{"cleave", "nvml-sim", "libnvidia-ml.so.1"} {
+	for _, name := range []string{"cleave", "cleave-node", "nvml-sim", "libnvidia-ml.so.1"} {
 		data, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
 			return fmt.Errorf("copy the programs under test (make build makes them): %w", err)

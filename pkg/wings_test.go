@@ -60,8 +60,12 @@ var nevers = []never{
 	rule(`^pkg/driver/health$`, `^k8s\.io/(api|client-go|dynamic-resource-allocation)`, "health knows GPUs, not Kubernetes"),
 	rule(`^pkg/driver/mps/supervisor$`, `^pkg/domain/(records|policy)$`, "the supervisor knows GPUs and UIDs of claims"),
 	rule(`^(cmd|pkg)/`, `^pkg/driver/mps/(supervisor|api)`, "the supervisor is reached by the client in pkg/driver/mps").
-		except(`^pkg/(driver/mps|cli)`),
+		except(`^(pkg/driver/mps|cmd/cleave-node/)`),
 	rule(`^pkg/driver/`, `^pkg/driver/plugin$`, "the plugin puts the others together"),
+	rule(`^(cmd/cleave/|pkg/(cli|tools))`, `^pkg/driver/(plugin|controller|claims|publisher|cdi|claimstatus)(/|$)`,
+		"the program for people looks at a node, and changes nothing"),
+	rule(`^cmd/cleave-node/`, `^pkg/tools/`, "of the tools, the webhook and the inspection of a machine are on nodes, no more").
+		except(` pkg/tools/admission$`),
 }
 
 // importsOf are the imports of a package of the module, tests left out; nil where there is no package.
@@ -153,6 +157,7 @@ func TestNevers(t *testing.T) {
 		"NVML in the plugin":             {"pkg/driver/plugin", "github.com/NVIDIA/go-nvml/pkg/nvml", true},
 		"NVML where it belongs":          {"pkg/driver/nvml", "github.com/NVIDIA/go-nvml/pkg/nvml", false},
 		"the supervisor in claims":       {"pkg/driver/claims", module + "pkg/driver/mps/supervisor", true},
+		"the supervisor in its program":  {"cmd/cleave-node/commands", module + "pkg/driver/mps/supervisor", false},
 		"the supervisor's client":        {"pkg/driver/plugin", module + "pkg/driver/mps", false},
 		"the plugin in the control loop": {"pkg/driver/controller", module + "pkg/driver/plugin", true},
 	} {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -61,6 +62,7 @@ func TestDashboard_OnCluster(t *testing.T) {
 	tools := monitoringTools(t, tests.Bound(t, toolsPatience))
 	ctx := tests.Bound(t, patience)
 	defer removeAfterFailure(t)
+	must(t, release.ImportDashboard(ctx, env.cluster, source))
 	installedWith(t, ctx, env.values(false)+fmt.Sprintf(`
 dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}
 `, cluster.PodGateway, env.api.Port))

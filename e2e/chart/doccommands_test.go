@@ -16,7 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cleave-dra/cleave/pkg/cli"
+	cleavenode "github.com/cleave-dra/cleave/cmd/cleave-node/commands"
+	cleave "github.com/cleave-dra/cleave/cmd/cleave/commands"
 )
 
 // docCommand is a command of the documentation: the stages of a pipeline, each in words.
@@ -32,7 +33,7 @@ type docCommand struct {
 var notChecked = []string{"nvidia-smi", "jq", "sed", "docker", "gpu-lane"}
 
 // checked are the programs whose commands are checked, by the name they have in the documentation.
-var checked = []string{"kubectl", "helm", "cleave", "nvml-sim", "make"}
+var checked = []string{"kubectl", "helm", "cleave", "cleave-node", "nvml-sim", "make"}
 
 var (
 	fence      = regexp.MustCompile("^\\s*```(\\w*)")
@@ -200,7 +201,9 @@ func TestDocs_CommandsExist(t *testing.T) {
 func exists(t *testing.T, words []string, inline bool) error {
 	switch program, args := words[0], words[1:]; {
 	case program == "cleave":
-		return cleaveTakes(args, inline)
+		return takes(cleave.New(program), args, inline)
+	case program == "cleave-node":
+		return takes(cleavenode.New(), args, inline)
 	case program == "nvml-sim":
 		return programTakes(filepath.Join(source, "bin", "nvml-sim"), args)
 	case program == "helm":
@@ -221,12 +224,11 @@ func exists(t *testing.T, words []string, inline bool) error {
 	return nil
 }
 
-// cleaveTakes parses a command line of cleave.
-func cleaveTakes(args []string, inline bool) error {
+// takes parses a command line of a program.
+func takes(root *cobra.Command, args []string, inline bool) error {
 	if len(args) == 0 {
 		return nil
 	}
-	root := cli.Command()
 	command, rest, err := root.Find(args)
 	if err != nil || command == root {
 		return fmt.Errorf("there is no such subcommand: %w", err)

@@ -71,7 +71,7 @@ func inspectInThePod(t *testing.T, ctx context.Context) {
 	// What would be missing where the flags are not the plugin's: records, partitions by MPS, the API server's view.
 	unwanted := []string{"--kubelet-plugins-dir", "no records", "unmanaged", "supervisor does not answer"}
 	must(t, workload.Until(ctx, "cleave inspect to show all there is", func(ctx context.Context) (bool, string, error) {
-		out, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
+		out, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave-node", "inspect")
 		if err != nil {
 			return false, err.Error(), nil //nolint:nilerr // it may be well a moment later
 		}

@@ -330,7 +330,7 @@ func uninstalled(t *testing.T, ctx context.Context) {
 	processes, err := process.List()
 	must(t, err)
 	for _, p := range processes {
-		if strings.HasPrefix(p.Command, "/usr/bin/cleave ") || strings.Contains(p.Command, "nvidia-cuda-mps") {
+		if strings.HasPrefix(p.Command, "/usr/bin/cleave-node ") || strings.Contains(p.Command, "nvidia-cuda-mps") {
 			t.Errorf("process %d is left: %q", p.PID, p.Command)
 		}
 	}

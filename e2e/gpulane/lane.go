@@ -99,7 +99,7 @@ func (l *lane) prepare() error {
 	if err := os.Chmod(l.work, 0o755); err != nil { // programs of other users run from it
 		return fmt.Errorf("open the directory to work in: %w", err)
 	}
-	for _, name := range []string{"cleave.gz", "cuda-probe", "nvml-probe"} {
+	for _, name := range []string{"cleave.gz", "cleave-node.gz", "cuda-probe", "nvml-probe"} {
 		if err := unpack(filepath.Join(l.opts.Dir, name), l.path(strings.TrimSuffix(name, ".gz"))); err != nil {
 			return err
 		}
@@ -147,12 +147,17 @@ func (l *lane) tidyRoot() error {
 func (l *lane) path(name string) string { return filepath.Join(l.work, name) }
 func (l *lane) out(name string) string  { return filepath.Join(l.opts.Out, name) }
 
-// cleave is a run of the program under test.
+// cleave is a run of the program for people.
 func (l *lane) cleave(args ...string) *exec.Cmd {
 	return exec.Command(l.path("cleave"), args...) //nolint:noctx // runWithin bounds it, or the supervisor's keeper
 }
 
-// hardware are the flags by which cleave finds this machine's GPUs.
+// cleaveNode is a run of the program of nodes.
+func (l *lane) cleaveNode(args ...string) *exec.Cmd {
+	return exec.Command(l.path("cleave-node"), args...) //nolint:noctx // as above
+}
+
+// hardware are the flags by which both find this machine's GPUs.
 func (l *lane) hardware() []string {
 	flags := []string{"--driver-root", l.opts.DriverRoot}
 	if l.machine.Stray {

@@ -58,15 +58,17 @@ func (b *bed) testDirectory(t *testing.T) {
 		names = append(names, e.Name())
 		size += info.Size()
 	}
-	if want := "cleave.gz cuda-probe gpu-lane nvml-probe"; strings.Join(names, " ") != want {
+	if want := "cleave-node.gz cleave.gz cuda-probe gpu-lane nvml-probe"; strings.Join(names, " ") != want {
 		t.Errorf("the directory holds %v, want %s", names, want)
 	}
 	if size >= maxSize {
 		t.Errorf("the directory has %d MiB, which is too much to carry", size>>20)
 	}
-	cleave := filepath.Join(t.TempDir(), "cleave")
+	unpacked := t.TempDir()
+	cleave, cleaveNode := filepath.Join(unpacked, "cleave"), filepath.Join(unpacked, "cleave-node")
 	must(t, unpack(filepath.Join(b.directory, "cleave.gz"), cleave))
-	for _, path := range []string{cleave, filepath.Join(b.directory, "gpu-lane"), filepath.Join(b.directory, "cuda-probe"), filepath.Join(b.directory, "nvml-probe")} {
+	must(t, unpack(filepath.Join(b.directory, "cleave-node.gz"), cleaveNode))
+	for _, path := range []string{cleave, cleaveNode, filepath.Join(b.directory, "gpu-lane"), filepath.Join(b.directory, "cuda-probe"), filepath.Join(b.directory, "nvml-probe")} {
 		needsOnlyC(t, path)
 	}
 }

@@ -78,7 +78,7 @@ func (l *lane) mps(ctx context.Context) {
 	}()
 	if !l.check("mps", "supervisor", func() (detail string, err error) {
 		s.supervisor, err = l.startSupervisor(ctx)
-		return "cleave mps-supervisor --compute-mode=keep answers", err
+		return "cleave-node mps-supervisor --compute-mode=keep answers", err
 	}) {
 		return
 	}

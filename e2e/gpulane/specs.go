@@ -25,7 +25,7 @@ import (
 // injection is what containers get of the machine.
 type injection struct{ *lane }
 
-// try creates the node's CDI spec as cleave kubelet-plugin does, in a directory that no runtime reads, and looks whether a
+// try creates the node's CDI spec as cleave-node kubelet-plugin does, in a directory that no runtime reads, and looks whether a
 // runtime could use it.
 func (l injection) try(ctx context.Context) {
 	var static *cleavecdi.Static

@@ -25,7 +25,7 @@ const (
 	supervisorStop = 20 * time.Second
 )
 
-// supervisor is a run of cleave mps-supervisor in a directory of this run's own.
+// supervisor is a run of cleave-node mps-supervisor in a directory of this run's own.
 type supervisor struct {
 	dir     string
 	program *process.Program
@@ -35,7 +35,7 @@ type supervisor struct {
 // startSupervisor starts it and waits until it answers.
 func (l *lane) startSupervisor(ctx context.Context) (*supervisor, error) {
 	s := &supervisor{dir: l.path("mps")}
-	command := l.cleave(append([]string{"mps-supervisor", "--dir", s.dir, "--compute-mode=keep", "--v=6"}, l.hardware()...)...)
+	command := l.cleaveNode(append([]string{"mps-supervisor", "--dir", s.dir, "--compute-mode=keep", "--v=6"}, l.hardware()...)...)
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is the lane's: it has things to release first
 	var err error
 	if s.program, err = process.Start(command, l.out("mps.log")); err != nil {

@@ -13,7 +13,7 @@ type Limits struct {
 	// Release is how long what a claim had may take to be free once it was released; zero for DefaultRelease. The time
 	// that faults take, until all has recovered, does not count.
 	Release time.Duration
-	// Program is the plugin, as Hardware.By names it; empty for "cleave". What others created, it must not destroy.
+	// Program is the plugin, as Hardware.By names it; empty for "cleave-node". What others created, it must not destroy.
 	Program string
 	// Kept are devices whose partitions may be there without a claim: the layouts of the policies that were active.
 	Kept []string
@@ -74,7 +74,7 @@ const (
 func Check(h History, limits Limits) []Violation {
 	limits.Release = cmp.Or(limits.Release, DefaultRelease)
 	limits.Ending = cmp.Or(limits.Ending, DefaultEnding)
-	limits.Program = cmp.Or(limits.Program, "cleave")
+	limits.Program = cmp.Or(limits.Program, "cleave-node")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
 	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(),

@@ -102,7 +102,7 @@ func destroyed(seconds float64, by string, profile, start int, serial uint64) Ev
 }
 
 func mode(seconds float64, value string) Event {
-	return at(seconds, Hardware{Change: ComputeMode, GPU: whole, Value: value, By: "cleave"})
+	return at(seconds, Hardware{Change: ComputeMode, GPU: whole, Value: value, By: "cleave-node"})
 }
 
 // served is a program of a claim's pod that an MPS server begins to serve: of the GPU, or of a partition of it.

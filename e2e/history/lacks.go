@@ -8,7 +8,7 @@ import "cmp"
 // source may have been silent, or names pods or the plugin otherwise than the others do. It expects claims of partitions and of
 // MPS shares that were prepared for containers and given back.
 func Lacks(h History, limits Limits) []string {
-	program := cmp.Or(limits.Program, "cleave")
+	program := cmp.Or(limits.Program, "cleave-node")
 	pods := map[string]bool{} // that claims are reserved for
 	for _, e := range h.Events {
 		if c, ok := e.Fact.(Claim); ok {

@@ -12,7 +12,7 @@ func TestLacks(t *testing.T) {
 	claims := []Event{allocated(1, "a", left), sharing(1, "b", 50)}
 	answers := append(prepare(1, 2, "a", left), prepare(1, 2, "b", shared)...)
 	containers := []Event{container(3, "a", ContainerStarted), container(4, "a", ContainerEnded)}
-	partition := []Event{created(1.5, "cleave", 9, 0, 1), destroyed(6, "cleave", 9, 0, 1)}
+	partition := []Event{created(1.5, "cleave-node", 9, 0, 1), destroyed(6, "cleave-node", 9, 0, 1)}
 	exclusive, released := join(mode(1.5, "EXCLUSIVE_PROCESS"), served(3, "b", nil)), unprepare(5, 6, "a")
 	for _, tt := range []struct {
 		name   string

@@ -32,7 +32,7 @@ func oneOfEach() History {
 		Return{ID: "1", Method: Prepare, Claim: "u", Error: "no", Devices: []Prepared{{Device: "gpu-0-mps", CDI: []string{"a=b"}}}},
 		Hardware{
 			Change: PartitionCreated, GPU: "gpu-0", Partition: &Partition{Profile: 9, Start: 4, Serial: 3},
-			PID: 12, Program: "p", Value: "v", By: "cleave",
+			PID: 12, Program: "p", Value: "v", By: "cleave-node",
 		},
 		Container{ID: "i", State: ContainerStarted, Name: "main", Pod: "p"},
 		Pod{UID: "p", Namespace: "ns", Name: "pod", State: PodEnding},

@@ -27,8 +27,8 @@ func TestCheck_Owners(t *testing.T) {
 					"No order of the calls makes that admissible: device gpu-0 has 2 owners and is for one.",
 			}},
 		{name: "partitions that do not overlap", events: join(
-			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1),
-			allocated(3, "b", right), prepare(3, 4, "b", right), created(3.5, "cleave", 9, 4, 2))},
+			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1),
+			allocated(3, "b", right), prepare(3, 4, "b", right), created(3.5, "cleave-node", 9, 4, 2))},
 		{name: "partitions that overlap", events: join(
 			allocated(1, "a", right), prepare(1, 2, "a", right), allocated(3, "b", small), prepare(3, 4, "b", small)),
 			want: []string{

@@ -21,50 +21,50 @@ func TestCheck_Answers(t *testing.T) {
 		{name: "another after it was unprepared", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), unprepare(2.5, 2.6, "a"), other)},
 		{name: "the API server says later", events: join(prepare(1, 2, "a", whole), allocated(3, "a", whole))},
-		{name: "not what was allocated", events: join(allocated(1, "a", whole), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1)),
+		{name: "not what was allocated", events: join(allocated(1, "a", whole), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1)),
 			want: []string{"answer: At 2s claim a was prepared with gpu-0-mig-9-0. It was allocated gpu-0."}},
 	})
 }
 
 func TestCheck_Devices(t *testing.T) {
-	one := join(allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1), container(3, "a", ContainerStarted))
+	one := join(allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), container(3, "a", ContainerStarted))
 	runCases(t, []checkCase{
-		{name: "to the end", events: join(one, container(5, "a", ContainerEnded), unprepare(6, 7, "a"), destroyed(6.5, "cleave", 9, 0, 1))},
-		{name: "destroyed before", events: join(one, destroyed(4, "cleave", 9, 0, 1), container(5, "a", ContainerEnded), unprepare(6, 7, "a")),
+		{name: "to the end", events: join(one, container(5, "a", ContainerEnded), unprepare(6, 7, "a"), destroyed(6.5, "cleave-node", 9, 0, 1))},
+		{name: "destroyed before", events: join(one, destroyed(4, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded), unprepare(6, 7, "a")),
 			want: []string{
 				"device: At 4s cleave destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
 			}},
 		{name: "destroyed before the container starts", events: join(
-			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1), destroyed(2.5, "cleave", 9, 0, 1),
+			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), destroyed(2.5, "cleave-node", 9, 0, 1),
 			container(3, "a", ContainerStarted)),
 			want: []string{
 				"device: At 2.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
 			}},
 		{name: "destroyed to be prepared again", events: join(
-			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1), lost(prepare(3, 0, "a")),
-			destroyed(4, "cleave", 9, 0, 1), created(5, "cleave", 9, 0, 2), prepare(5, 6, "a", left))},
+			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), lost(prepare(3, 0, "a")),
+			destroyed(4, "cleave-node", 9, 0, 1), created(5, "cleave-node", 9, 0, 2), prepare(5, 6, "a", left))},
 		{name: "destroyed to be prepared again, while its container runs", events: join(
-			one, prepare(4, 6, "a", left), destroyed(4.5, "cleave", 9, 0, 1), created(5, "cleave", 9, 0, 2), container(7, "a", ContainerEnded)),
+			one, prepare(4, 6, "a", left), destroyed(4.5, "cleave-node", 9, 0, 1), created(5, "cleave-node", 9, 0, 2), container(7, "a", ContainerEnded)),
 			want: []string{
 				"device: At 4.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 7s.",
 			}},
 		{name: "destroyed after the claim was deleted by force", events: join(
-			one, deleted(4, "a"), destroyed(4.5, "cleave", 9, 0, 1), container(5, "a", ContainerEnded)),
+			one, deleted(4, "a"), destroyed(4.5, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded)),
 			want: []string{
 				"device: At 4.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
 			}},
 		{name: "destroyed after it, but the end was not seen", events: join(
-			one, deleted(4, "a"), destroyed(4.5, "cleave", 9, 0, 1), container(5, "a", ContainerEnded), at(5, Gap{SourceRuntime, 4_300_000_000}))},
+			one, deleted(4, "a"), destroyed(4.5, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded), at(5, Gap{SourceRuntime, 4_300_000_000}))},
 		{name: "destroyed by another", events: join(one, destroyed(4, "nvml-sim", 9, 0, 1), container(5, "a", ContainerEnded))},
 		{name: "never created", events: join(
-			hardware(1, MIGMode, "cleave", nil), allocated(1, "a", left), prepare(1, 2, "a", left)),
+			hardware(1, MIGMode, "cleave-node", nil), allocated(1, "a", left), prepare(1, 2, "a", left)),
 			want: []string{"device: At 2s claim a was prepared with gpu-0-mig-9-0, which did not exist. It was never created."}},
 		{name: "gone since a reboot, and prepared again", events: join(
 			one, hardware(4, Booted, "nvml-sim", nil), destroyed(4, "nvml-sim", 9, 0, 1), container(4, "a", ContainerEnded), prepare(5, 6, "a", left)),
 			want: []string{"device: At 6s claim a was prepared with gpu-0-mig-9-0, which did not exist. It was destroyed at 4s by nvml-sim."}},
 		{name: "created again after a reboot", events: join(
 			one, hardware(4, Booted, "nvml-sim", nil), destroyed(4, "nvml-sim", 9, 0, 1), container(4, "a", ContainerEnded),
-			created(5.5, "cleave", 9, 0, 2), prepare(5, 6, "a", left))},
+			created(5.5, "cleave-node", 9, 0, 2), prepare(5, 6, "a", left))},
 		{name: "not prepared", events: join(allocated(1, "a", whole), refused(1, 2, "a"), container(3, "a", ContainerStarted)), want: []string{
 			"device: At 3s container main of pod pod-a started while claim a was not prepared. It runs without what it was allocated.",
 		}},
@@ -76,7 +76,7 @@ func TestCheck_Devices(t *testing.T) {
 			}},
 		{name: "MIG mode under a whole GPU", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(3, "a", ContainerStarted),
-			at(4, Hardware{Change: MIGMode, GPU: whole, Value: "true", By: "cleave"}), container(5, "a", ContainerEnded)),
+			at(4, Hardware{Change: MIGMode, GPU: whole, Value: "true", By: "cleave-node"}), container(5, "a", ContainerEnded)),
 			want: []string{
 				"device: At 4s cleave changed the MIG mode of gpu-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
 			}},
@@ -85,22 +85,22 @@ func TestCheck_Devices(t *testing.T) {
 
 func TestCheck_Unmanaged(t *testing.T) {
 	runCases(t, []checkCase{
-		{name: "its own", events: join(created(1, "cleave", 9, 0, 1), destroyed(2, "cleave", 9, 0, 1))},
-		{name: "another's", events: join(created(1, "nvidia-smi", 9, 0, 1), destroyed(2, "cleave", 9, 0, 1)), want: []string{
+		{name: "its own", events: join(created(1, "cleave-node", 9, 0, 1), destroyed(2, "cleave-node", 9, 0, 1))},
+		{name: "another's", events: join(created(1, "nvidia-smi", 9, 0, 1), destroyed(2, "cleave-node", 9, 0, 1)), want: []string{
 			"unmanaged: At 2s cleave destroyed partition gpu-0-mig-9-0 (serial 1). It was created at 1s by nvidia-smi, so it is not Cleave's to destroy.",
 		}},
 		{name: "another's in the place of its own", events: join(
-			created(1, "cleave", 9, 0, 1), destroyed(2, "nvml-sim", 9, 0, 1), created(2, "nvml-sim", 9, 0, 2), destroyed(3, "cleave", 9, 0, 2)),
+			created(1, "cleave-node", 9, 0, 1), destroyed(2, "nvml-sim", 9, 0, 1), created(2, "nvml-sim", 9, 0, 2), destroyed(3, "cleave-node", 9, 0, 2)),
 			want: []string{
 				"unmanaged: At 3s cleave destroyed partition gpu-0-mig-9-0 (serial 2). It was created at 2s by nvml-sim, so it is not Cleave's to destroy.",
 			}},
 		{name: "one that was announced and never created", events: join(
-			created(1, "nvidia-smi", 9, 0, 1), created(2, "cleave", 9, 0, 1), destroyed(3, "cleave", 9, 0, 1))},
+			created(1, "nvidia-smi", 9, 0, 1), created(2, "cleave-node", 9, 0, 1), destroyed(3, "cleave-node", 9, 0, 1))},
 	})
 }
 
 func TestCheck_Releases(t *testing.T) {
-	one := join(allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave", 9, 0, 1), unprepare(3, 4, "a"), deleted(5, "a"))
+	one := join(allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), unprepare(3, 4, "a"), deleted(5, "a"))
 	late := at(60, Gap{SourceAPI, 60_000_000_000}) // the history goes on until then
 	still := func(until, ended string) []string {
 		return []string{"release: Partition gpu-0-mig-9-0 (serial 1), which was there from 1.5s on and for claim a, was still there at " + until +
@@ -110,32 +110,32 @@ func TestCheck_Releases(t *testing.T) {
 	kept := limits
 	kept.Kept = []string{left}
 	runCases(t, []checkCase{
-		{name: "at once", limits: limits, events: join(one, destroyed(3.5, "cleave", 9, 0, 1), late)},
-		{name: "in time", limits: limits, events: join(one, destroyed(13, "cleave", 9, 0, 1), late)},
-		{name: "too late", limits: limits, events: join(one, destroyed(30, "cleave", 9, 0, 1), late), want: still("30s", "4s")},
+		{name: "at once", limits: limits, events: join(one, destroyed(3.5, "cleave-node", 9, 0, 1), late)},
+		{name: "in time", limits: limits, events: join(one, destroyed(13, "cleave-node", 9, 0, 1), late)},
+		{name: "too late", limits: limits, events: join(one, destroyed(30, "cleave-node", 9, 0, 1), late), want: still("30s", "4s")},
 		{name: "never", limits: limits, events: join(one, late), want: still("1m0s", "4s")},
 		{name: "of a layout", limits: kept, events: join(one, late)},
 		{name: "the history ends before", limits: limits, events: one},
-		{name: "after a fault", limits: limits, events: join(one, late, destroyed(29, "cleave", 9, 0, 1),
+		{name: "after a fault", limits: limits, events: join(one, late, destroyed(29, "cleave-node", 9, 0, 1),
 			at(5, Fault{Name: "kill", State: FaultBegan}), at(20, Fault{Name: "kill", State: FaultRecovered}))},
-		{name: "after a fault, and too late", limits: limits, events: join(one, late, destroyed(29.5, "cleave", 9, 0, 1),
+		{name: "after a fault, and too late", limits: limits, events: join(one, late, destroyed(29.5, "cleave-node", 9, 0, 1),
 			at(5, Fault{Name: "kill", State: FaultBegan}), at(20, Fault{Name: "kill", State: FaultRecovered})), want: still("29.5s", "4s")},
-		{name: "faults at the same time count once", limits: limits, events: join(one, late, destroyed(32.5, "cleave", 9, 0, 1),
+		{name: "faults at the same time count once", limits: limits, events: join(one, late, destroyed(32.5, "cleave-node", 9, 0, 1),
 			at(5, Fault{Name: "kill", State: FaultBegan}), at(10, Fault{Name: "stop", State: FaultBegan}),
 			at(20, Fault{Name: "kill", State: FaultRecovered}), at(23, Fault{Name: "stop", State: FaultRecovered})), want: still("32.5s", "4s")},
-		{name: "a fault much later is no excuse", limits: limits, events: join(one, late, destroyed(39, "cleave", 9, 0, 1),
+		{name: "a fault much later is no excuse", limits: limits, events: join(one, late, destroyed(39, "cleave-node", 9, 0, 1),
 			at(20, Fault{Name: "kill", State: FaultBegan}), at(30, Fault{Name: "kill", State: FaultRecovered})), want: still("39s", "4s")},
-		{name: "while the GPU is lost", limits: limits, events: join(one, late, destroyed(34, "cleave", 9, 0, 1),
+		{name: "while the GPU is lost", limits: limits, events: join(one, late, destroyed(34, "cleave-node", 9, 0, 1),
 			hardware(3.5, GPULost, "nvml-sim", nil), hardware(30, GPUBack, "nvml-sim", nil))},
 		{name: "taken over by another claim", limits: limits, events: join(one, late,
-			allocated(5, "b", left), prepare(6, 7, "b", left), unprepare(40, 41, "b"), destroyed(42, "cleave", 9, 0, 1))},
+			allocated(5, "b", left), prepare(6, 7, "b", left), unprepare(40, 41, "b"), destroyed(42, "cleave-node", 9, 0, 1))},
 		{name: "a claim that is refused its place has not taken it over", limits: limits, events: join(one, late,
-			allocated(5, "b", left), refused(6, 7, "b"), refused(16, 17, "b"), destroyed(42, "cleave", 9, 0, 1)), want: still("42s", "4s")},
+			allocated(5, "b", left), refused(6, 7, "b"), refused(16, 17, "b"), destroyed(42, "cleave-node", 9, 0, 1)), want: still("42s", "4s")},
 		{name: "of a claim that was never prepared", limits: limits, events: join(late,
-			allocated(1, "a", left), lost(prepare(1, 0, "a")), created(1.5, "cleave", 9, 0, 1), refused(2, 3, "a"), unprepare(4, 5, "a")),
+			allocated(1, "a", left), lost(prepare(1, 0, "a")), created(1.5, "cleave-node", 9, 0, 1), refused(2, 3, "a"), unprepare(4, 5, "a")),
 			want: still("1m0s", "5s")},
 		{name: "of a claim that is gone from the API server", limits: limits, events: join(late,
-			allocated(1, "a", left), lost(prepare(1, 0, "a")), created(1.5, "cleave", 9, 0, 1), deleted(5, "a")),
+			allocated(1, "a", left), lost(prepare(1, 0, "a")), created(1.5, "cleave-node", 9, 0, 1), deleted(5, "a")),
 			want: still("1m0s", "5s")},
 		{name: "a compute mode", limits: limits, events: join(late,
 			sharing(1, "a", 50), prepare(1, 2, "a", shared), mode(1.5, "EXCLUSIVE_PROCESS"), sharing(2, "b", 50), prepare(2, 3, "b", shared),
@@ -145,7 +145,7 @@ func TestCheck_Releases(t *testing.T) {
 			want: []string{"release: Compute mode EXCLUSIVE_PROCESS of gpu-0, which was there from 1.5s on and for claim a, was still there at 22s. " +
 				"The claim ended at 4s, and what it had must be free within 10s."}},
 		{name: "created without a claim", limits: limits, events: join(late,
-			created(0.5, "cleave", 9, 0, 1), allocated(1, "a", left), prepare(1, 2, "a", left), unprepare(3, 4, "a"))},
+			created(0.5, "cleave-node", 9, 0, 1), allocated(1, "a", left), prepare(1, 2, "a", left), unprepare(3, 4, "a"))},
 	})
 }
 
@@ -157,7 +157,7 @@ func TestCheck_Clients(t *testing.T) {
 		return []string{"client: At " + second + " the MPS server of " + of + " began to serve process 12 (cuda) of pod pod-" + uid +
 			". No claim of that pod had a share of it."}
 	}
-	partition := join(allocated(1, "a", sharedLeft), prepare(1, 2, "a", sharedLeft), created(1.5, "cleave", 9, 0, 1))
+	partition := join(allocated(1, "a", sharedLeft), prepare(1, 2, "a", sharedLeft), created(1.5, "cleave-node", 9, 0, 1))
 	runCases(t, []checkCase{
 		{name: "of a share", events: join(share, served(3, "a", nil))},
 		{name: "again, with another server", events: join(share, served(3, "a", nil), served(4, "a", nil))},

@@ -265,7 +265,7 @@ func end(p **process.Program, sig syscall.Signal) error {
 
 // launch runs cleave with its output in a file. It is bound to no context: a demo's programs go on when its command ends.
 func (n *Node) launch(logFile string, args []string) (*process.Program, error) {
-	cmd := exec.Command(filepath.Join(n.opts.Bin, "cleave"), args...) //nolint:noctx // see above
+	cmd := exec.Command(filepath.Join(n.opts.Bin, "cleave-node"), args...) //nolint:noctx // see above
 	cmd.Env = slices.Concat(os.Environ(), n.opts.Cluster.Environment(), n.opts.Environment)
 	return process.Start(cmd, logFile)
 }

@@ -227,7 +227,7 @@ func TestPlugin_Killed(t *testing.T) {
 	}
 	for _, program := range []string{"plugin", "mps-supervisor"} {
 		killed := 0
-		for _, pid := range pids(t, "cleave") {
+		for _, pid := range pids(t, "cleave-node") {
 			command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
 			want := map[string]string{"plugin": "kubelet-plugin", "mps-supervisor": "mps-supervisor"}[program]
 			if slices.Contains(strings.Split(string(command), "\x00"), want) {

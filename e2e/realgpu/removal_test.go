@@ -25,7 +25,7 @@ func TestRelease_Uninstalled(t *testing.T) {
 			return false, "", err
 		}
 		left := map[string][]int{}
-		for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "cleave"} {
+		for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "cleave-node"} {
 			if found := pids(t, name); len(found) > 0 {
 				left[name] = found
 			}

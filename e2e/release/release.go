@@ -29,7 +29,8 @@ const (
 
 	repository     = "cleave.local/cleave"
 	image          = repository + ":e2e"
-	schedulerImage = "cleave.local/cleave-scheduler:e2e"
+	schedulerImage = repository + "-scheduler:e2e"
+	dashboardImage = repository + "-dashboard:e2e"
 )
 
 // Chart is the chart's directory in the repository source.
@@ -67,7 +68,7 @@ type Bed struct {
 
 // Images is the variable of the environment with the directory of the images to run, as OCI archives (make images). Without
 // it, what runs are root file systems without a build of images, which need no more than a compiler: bin/image (make
-// image-root) and bin/scheduler-image (make scheduler-image-root).
+// image-root), bin/scheduler-image (make scheduler-image-root) and bin/dashboard-image (make dashboard-image-root).
 const Images = "CLEAVE_IMAGES"
 
 // Previous is the variable of the environment with the source of the release before, built (make previous).
@@ -135,13 +136,19 @@ func importCleave(ctx context.Context, c *cluster.Cluster, source string) (mpsDi
 		}
 	}
 	return mpsDir, importImage(ctx, c, "cleave", filepath.Join(source, "bin", "image"),
-		cluster.Image{Ref: image, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
+		cluster.Image{Ref: image, Entrypoint: []string{"/usr/bin/cleave-node"}, Cmd: []string{"kubelet-plugin"}})
 }
 
 // ImportScheduler gives containerd the image of cleave-scheduler (see Images), by the name that the chart gives it.
 func ImportScheduler(ctx context.Context, c *cluster.Cluster, source string) error {
 	return importImage(ctx, c, "cleave-scheduler", filepath.Join(source, "bin", "scheduler-image"),
 		cluster.Image{Ref: schedulerImage, Entrypoint: []string{"/usr/bin/cleave-scheduler"}})
+}
+
+// ImportDashboard gives containerd the dashboard's image (see Images), by the name that the chart gives it.
+func ImportDashboard(ctx context.Context, c *cluster.Cluster, source string) error {
+	return importImage(ctx, c, "cleave-dashboard", filepath.Join(source, "bin", "dashboard-image"),
+		cluster.Image{Ref: dashboardImage, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"dashboard"}})
 }
 
 // importImage imports the archive of an image, or makes one of a root file system.

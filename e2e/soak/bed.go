@@ -180,10 +180,10 @@ func (b *bed) running(p program) ([]process.Process, error) {
 func (b *bed) is(p program, q process.Process) bool {
 	switch p {
 	case pluginProgram:
-		return strings.HasPrefix(q.Command, "/usr/bin/cleave kubelet-plugin ") &&
+		return strings.HasPrefix(q.Command, "/usr/bin/cleave-node kubelet-plugin ") &&
 			strings.Contains("\x00"+q.Environment, "\x00KUBERNETES_SERVICE_PORT="+b.api.Port+"\x00")
 	case supervisorProgram:
-		return strings.HasPrefix(q.Command, "/usr/bin/cleave mps-supervisor --dir="+b.MPSDir+" ")
+		return strings.HasPrefix(q.Command, "/usr/bin/cleave-node mps-supervisor --dir="+b.MPSDir+" ")
 	default:
 		return strings.Contains(q.Command, "nvidia-cuda-mps") && strings.Contains(q.Environment, "="+b.MPSDir)
 	}

@@ -36,7 +36,7 @@ func (b *bed) record(ctx context.Context, file string) (*history.Recorder, error
 		watch.API{Kube: b.kube, Driver: workload.Driver, Node: b.cluster.NodeName()},
 		watch.Pods{Kube: b.kube, Node: b.cluster.NodeName()},
 		watch.Runtime{Socket: b.cluster.ContainerRuntime()},
-		watch.Simulator{Root: b.Node.Root(), Program: "cleave"},
+		watch.Simulator{Root: b.Node.Root(), Program: "cleave-node"},
 	}})
 }
 

@@ -18,7 +18,7 @@ func TestGenerated_UpToDate(t *testing.T) {
 	}
 	for file, want := range map[string][]byte{
 		"../../deployments/helm/cleave/files/mig-profiles.yaml": list(profiles),
-		"../../pkg/tools/migrate/profiles.txt":                        nameList(profiles),
+		"../../pkg/tools/migrate/profiles.txt":                  nameList(profiles),
 	} {
 		got, err := os.ReadFile(file)
 		if err != nil {

@@ -14,10 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	cleavenode "github.com/cleave-dra/cleave/cmd/cleave-node/commands"
+	cleave "github.com/cleave-dra/cleave/cmd/cleave/commands"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/driver/health"
 	"github.com/cleave-dra/cleave/pkg/driver/plugin"
-	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
 func main() {
@@ -64,7 +65,9 @@ func generate(root string) ([]byte, error) {
 	if err := p.kinds(&b, "api/v1alpha1", "ShareConfig", "NodePolicy"); err != nil {
 		return nil, err
 	}
-	commands(&b, cli.Command())
+	commandLines(&b, "Commands of cleave", "For people. Exit codes: 0 ok, 1 failed, 2 usage.", cleave.New("cleave"))
+	commandLines(&b, "Commands of cleave-node", "On nodes. Exit codes as above. Flags of subcommands that run as services can also be set by the "+
+		"environment\nvariable of their name: `--node-name` by `NODE_NAME`.", cleavenode.New())
 	return b.Bytes(), nil
 }
 
@@ -84,10 +87,9 @@ func cell(text string) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
 }
 
-// commands writes the flags of every subcommand that people call.
-func commands(b *bytes.Buffer, root *cobra.Command) {
-	b.WriteString("\n## Commands\n\nExit codes: 0 ok, 1 failed, 2 usage. Flags of subcommands that run as services can also be set by the " +
-		"environment\nvariable of their name: `--node-name` by `NODE_NAME`.\n")
+// commandLines writes the flags of every subcommand that people call.
+func commandLines(b *bytes.Buffer, title, intro string, root *cobra.Command) {
+	fmt.Fprintf(b, "\n## %s\n\n%s\n", title, intro)
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
 		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {

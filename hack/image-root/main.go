@@ -30,11 +30,12 @@ type image struct {
 // images by their program. That of cleave-scheduler has one file and its licenses: a static program that serves a
 // certificate which it makes itself, and reads the API server's in its service account.
 var images = map[string]image{
-	"cleave":           {libraries: nvmlNeeds, links: hostLinks},
+	"cleave-node":      {libraries: nvmlNeeds, links: hostLinks},
+	"cleave":           {}, // as the dashboard, which opens no library
 	"cleave-scheduler": {},
 }
 
-// nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links in addition to the C library, which cleave loads with dlopen.
+// nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links in addition to the C library, which cleave-node loads with dlopen.
 // Since glibc 2.34 most are empty, but they have to be there.
 var nvmlNeeds = []string{"libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
@@ -63,7 +64,7 @@ func debian(name string) architecture {
 }
 
 func main() {
-	program := flag.String("program", "bin/cleave", "the program; its name says which image it is")
+	program := flag.String("program", "bin/cleave-node", "the program; its name says which image it is")
 	licenses := flag.String("licenses", "LICENSE", "files with its license and those of what it links, with commas between")
 	output := flag.String("o", "bin/image", "directory to fill; what is in it is removed")
 	flag.Parse()

@@ -18,13 +18,14 @@ import (
 
 // What make build and make scheduler make.
 const (
+	builtNode      = "../../bin/cleave-node"
 	builtCleave    = "../../bin/cleave"
 	builtScheduler = "../../bin/cleave-scheduler"
 	builtLibrary   = "../../bin/libnvidia-ml.so.1"
 )
 
-// program is the path of cleave in its image.
-const program = programs + "/cleave"
+// program is the path of cleave-node in its image.
+const program = programs + "/cleave-node"
 
 // layout lays an image out in a directory of the test.
 func layout(t *testing.T, of string, others ...string) string {
@@ -42,7 +43,7 @@ func layout(t *testing.T, of string, others ...string) string {
 }
 
 func TestImageRoot_Contents(t *testing.T) {
-	dir := layout(t, builtCleave)
+	dir := layout(t, builtNode)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, path)
 		base := filepath.Base(name)
@@ -75,15 +76,15 @@ func TestImageRoot_LoadsNVML(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may change the root directory")
 	}
-	dir := layout(t, builtCleave, builtLibrary)
+	dir := layout(t, builtNode, builtLibrary)
 	if _, err := sim.Create(filepath.Join(dir, "host/driver"), "t4", sim.WithLibrary(builtLibrary), sim.WithoutDeviceNodes()); err != nil {
 		t.Fatal(err)
 	}
-	if got := runIn(t, dir, program, "--version"); !strings.Contains(got, "cleave version") {
+	if got := runIn(t, dir, program, "--version"); !strings.Contains(got, "cleave-node version") {
 		t.Errorf("--version says %q", got)
 	}
-	if got := runIn(t, dir, program, "slices", "--driver-root=/host/driver", "--sysfs=/host/driver/sys"); !strings.Contains(got, "Tesla T4") {
-		t.Errorf("slices says %q", got)
+	if got := runIn(t, dir, program, "inspect", "--driver-root=/host/driver", "--sysfs=/host/driver/sys"); !strings.Contains(got, "Tesla T4") {
+		t.Errorf("inspect says %q", got)
 	}
 }
 
@@ -98,6 +99,20 @@ func runIn(t *testing.T, dir, program string, args ...string) string {
 		t.Fatalf("%s %v: %v: %s", program, args, err, output)
 	}
 	return string(output)
+}
+
+// The dashboard's image has the C library alone: models are read without NVML.
+func TestImageRoot_Dashboard(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may change the root directory")
+	}
+	dir := layout(t, builtCleave)
+	if got := runIn(t, dir, programs+"/cleave", "slices", "--node-model=t4"); !strings.Contains(got, "Tesla T4") {
+		t.Errorf("slices says %q", got)
+	}
+	if found, _ := filepath.Glob(filepath.Join(dir, "host")); len(found) > 0 {
+		t.Errorf("the image has %v", found)
+	}
 }
 
 func TestImageRoot_Scheduler(t *testing.T) {

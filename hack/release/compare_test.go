@@ -43,10 +43,10 @@ func TestCompare(t *testing.T) {
 			for _, arch := range architectures {
 				for _, p := range programsOf {
 					write(t, r.built(arch, p.name), "program")
-					write(t, r.image(arch, p.name), imageWith(t, "usr/bin/"+p.name, "program"))
+					write(t, r.image(arch, p.image), imageWith(t, "usr/bin/"+p.name, "program"))
 				}
 			}
-			last := programsOf[len(programsOf)-1].name
+			last := programsOf[len(programsOf)-1].image
 			write(t, r.image("arm64", last), imageWith(t, test.file, test.content))
 			err := r.compare(t.Context())
 			if (test.err == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), test.err) {

@@ -66,10 +66,10 @@ func (r *release) component(ctx context.Context, arch, name string) (component, 
 	if c.arch != arch {
 		return c, fmt.Errorf("%s is for %s", c.path, c.arch)
 	}
-	if name != "cleave" {
+	if name == "cleave-scheduler" { // which is static
 		return c, nil
 	}
-	if c.glibc, err = glibcVersion(ctx, arch); err != nil {
+	if c.glibc, err = glibcVersion(ctx, arch); err != nil || name != "cleave-node" {
 		return c, err
 	}
 	hooks, err := filepath.Glob(filepath.Join(r.source(), "pkg/driver/cdi/hook/dist", arch, "*.gz"))
@@ -102,13 +102,12 @@ func (r *release) archives(licenses []byte) error {
 			if err != nil {
 				return err
 			}
-			name := p.name + "-" + r.version
-			if err := r.writePacked(name+"-linux-"+arch+".tar.gz", []entry{
+			if err := r.writePacked(p.name+"-"+r.version+"-linux-"+arch+".tar.gz", []entry{
 				{p.name, 0o755, data}, {"LICENSE", 0o644, license}, {"THIRD_PARTY_LICENSES", 0o644, licenses},
 			}); err != nil {
 				return err
 			}
-			if err := os.Rename(r.image(arch, p.name), filepath.Join(r.dir, name+"-image-linux-"+arch+".tar")); err != nil {
+			if err := os.Rename(r.image(arch, p.image), filepath.Join(r.dir, p.image+"-"+r.version+"-image-linux-"+arch+".tar")); err != nil {
 				return err
 			}
 		}

@@ -30,8 +30,12 @@ type release struct {
 	notes    string
 }
 
-// programsOf are the programs of a release, with their targets in the Makefile.
-var programsOf = []struct{ name, target string }{{"cleave", "cleave"}, {"cleave-scheduler", "scheduler"}}
+// programsOf are the programs of a release, with their targets in the Makefile and the images that they are in.
+var programsOf = []struct{ name, target, image string }{
+	{"cleave", "cleave", "cleave-dashboard"},
+	{"cleave-node", "cleave-node", "cleave"},
+	{"cleave-scheduler", "scheduler", "cleave-scheduler"},
+}
 
 // make checks, builds and verifies.
 func (r *release) make(ctx context.Context) error {
@@ -115,7 +119,7 @@ func (r *release) epoch() string { return strconv.FormatInt(r.snapshot.time.Unix
 func (r *release) compare(context.Context) error {
 	for _, arch := range architectures {
 		for _, p := range programsOf {
-			image, err := os.ReadFile(r.image(arch, p.name))
+			image, err := os.ReadFile(r.image(arch, p.image))
 			if err != nil {
 				return err
 			}

@@ -163,7 +163,7 @@ func built(t *testing.T) []program {
 		t.Fatal(err)
 	}
 	var programs []program
-	for _, path := range append([]string{"../../bin/cleave"}, hooks...) {
+	for _, path := range append([]string{"../../bin/cleave-node"}, hooks...) {
 		if _, err := os.Stat(path); err != nil {
 			t.Skipf("not built (make build): %v", err)
 		}
@@ -186,7 +186,7 @@ func TestBill(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := inventory{version: "v9.9.9", commit: "abc", time: time.Unix(1_700_000_000, 0).UTC(), licenses: licenses}
-	i.components = []component{{program: programs[0], name: "cleave-linux-amd64", carries: []component{{program: programs[2], name: "hook", glibc: "2.36"}}}}
+	i.components = []component{{program: programs[0], name: "cleave-node-linux-amd64", carries: []component{{program: programs[2], name: "hook", glibc: "2.36"}}}}
 	data, err := bill(i)
 	if err != nil {
 		t.Fatal(err)

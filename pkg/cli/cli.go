@@ -4,12 +4,12 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -17,44 +17,40 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// version is set by the linker.
-var version = "unknown"
+// Version is set by the linker.
+var Version = "unknown"
 
 // Exit codes of every subcommand.
 const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
+	ExitOK     = 0
+	ExitFailed = 1
+	ExitUsage  = 2
 )
 
-// Main runs the program with its name and arguments and returns the exit code.
-func Main(args []string) int {
+// Main runs a program with its arguments, without its name, and returns the exit code.
+func Main(root *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	// The second Ctrl-C ends the program, whatever it still waits for. A container runtime may send SIGTERM again, and has SIGKILL.
 	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt) })
-	return run(ctx, args, os.Stdout, os.Stderr)
+	return Run(ctx, root, args, os.Stdout, os.Stderr)
 }
 
-// run executes one command line, which begins with the name of the program.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot() //nolint:contextcheck // cobra passes the context of ExecuteContextC to each RunE
-	if strings.HasPrefix(filepath.Base(args[0]), kubectlPrefix) {
-		asPlugin(root)
-	}
-	root.SetArgs(args[1:])
+// Run executes one command line and returns the exit code.
+func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
-		return exitOK
+		return ExitOK
 	}
 	fmt.Fprintf(stderr, "%s: %v\n", root.CommandPath(), err)
 	if usage := (*usageError)(nil); errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
-		return exitUsage
+		return ExitUsage
 	}
-	return exitFailed
+	return ExitFailed
 }
 
 // usageError is an invalid command line, as opposed to a failed command.
@@ -65,17 +61,16 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// Command is the program's command line, for generated documentation.
-func Command() *cobra.Command { return newRoot() }
+// UsageError makes an error one of the command line, which ends the program with ExitUsage.
+func UsageError(err error) error { return &usageError{err} }
 
-func newRoot() *cobra.Command {
+// NewRoot makes a program of its subcommands. long describes it; the exit codes are added.
+func NewRoot(name, short, long string, subcommands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "cleave",
-		Short: "Kubernetes DRA driver for NVIDIA GPUs",
-		Long: "cleave offers the GPUs of a node as devices of Kubernetes Dynamic Resource Allocation, and prepares claims\n" +
-			"on the node.\n\n" +
-			"Exit codes: 0 ok, 1 failed, 2 usage.",
-		Version:                    version,
+		Use:                        name,
+		Short:                      short,
+		Long:                       long + "\n\nExit codes: 0 ok, 1 failed, 2 usage.",
+		Version:                    Version,
 		SuggestionsMinimumDistance: 2,
 
 		SilenceErrors: true,
@@ -83,37 +78,41 @@ func newRoot() *cobra.Command {
 		RunE:          needSubcommand,
 		Args:          cobra.ArbitraryArgs,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError(err) })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newDashboard(), newInspect(), newExplain(), newSlices(),
-		newSimulate(), newValidate(), newImport(), newNVMLProbe())
+	root.AddCommand(subcommands...)
 	return root
 }
 
 // needSubcommand is the error of "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, dashboard, inspect, explain, slices, " +
-			"simulate, validate or import")}
+		var names []string
+		for _, c := range cmd.Commands() {
+			if !c.Hidden && c.Name() != "help" {
+				names = append(names, c.Name())
+			}
+		}
+		return UsageError(fmt.Errorf("a subcommand is needed: %s", strings.Join(names, ", ")))
 	}
 	err := fmt.Errorf("unknown subcommand %q", args[0])
 	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {
 		err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(suggestions, " or "))
 	}
-	return &usageError{err}
+	return UsageError(err)
 }
 
-// noArgs rejects arguments with a usage error.
-func noArgs(cmd *cobra.Command, args []string) error {
+// NoArgs rejects arguments with a usage error.
+func NoArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
+		return UsageError(fmt.Errorf("unexpected argument %q", args[0]))
 	}
 	return nil
 }
 
-// flagsFromEnvironment sets flags that are not on the command line from the environment: --node-name from NODE_NAME. An
+// FlagsFromEnvironment sets flags that are not on the command line from the environment: --node-name from NODE_NAME. An
 // empty variable counts as unset.
-func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) error {
+func FlagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
 		name := environmentName(f.Name)
@@ -124,11 +123,23 @@ func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) erro
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
-		return &usageError{err}
+		return UsageError(err)
 	}
 	return nil
 }
 
 func environmentName(flag string) string {
 	return strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// PrintJSON writes a value as JSON.
+func PrintJSON(w io.Writer, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the output: %w", err)
+	}
+	if _, err = fmt.Fprintln(w, string(data)); err != nil {
+		return fmt.Errorf("print the output: %w", err)
+	}
+	return nil
 }

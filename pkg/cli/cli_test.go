@@ -3,114 +3,19 @@
 package cli
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
-	resourceapi "k8s.io/api/resource/v1"
-	"sigs.k8s.io/yaml"
 
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
-
-// outcome of one command line.
-type outcome struct {
-	code           int
-	stdout, stderr string
-}
-
-func cleave(t *testing.T, args ...string) outcome {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	code := run(t.Context(), append([]string{"cleave"}, args...), &stdout, &stderr)
-	return outcome{code, stdout.String(), stderr.String()}
-}
-
-func TestRun_UsageErrors(t *testing.T) {
-	tests := map[string]struct {
-		args []string
-		want []string
-	}{
-		"nothing":                    {nil, []string{"subcommand is needed", "kubelet-plugin", "slices", "'cleave --help'"}},
-		"unknown subcommand":         {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
-		"misspelt subcommand":        {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
-		"misspelt plugin":            {[]string{"kublet-plugin"}, []string{`"kublet-plugin"`, "did you mean kubelet-plugin?"}},
-		"flag before subcommand":     {[]string{"--nope"}, []string{"--nope"}},
-		"unknown flag":               {[]string{"slices", "--nope"}, []string{"--nope", "'cleave slices --help'"}},
-		"unknown short flag":         {[]string{"slices", "-z"}, []string{"-z"}},
-		"unknown flag of plugin":     {[]string{"kubelet-plugin", "--node-nam=x"}, []string{"--node-nam", "'cleave kubelet-plugin --help'"}},
-		"output":                     {[]string{"slices", "--output", "xml"}, []string{"--output", `"xml"`, "table, json, yaml"}},
-		"output, short":              {[]string{"slices", "-oxml"}, []string{"--output", `"xml"`}},
-		"flag without value":         {[]string{"slices", "--node-name"}, []string{"--node-name"}},
-		"argument":                   {[]string{"slices", "node-1"}, []string{`unexpected argument "node-1"`}},
-		"argument of plugin":         {[]string{"kubelet-plugin", "x"}, []string{`unexpected argument "x"`}},
-		"unknown model":              {[]string{"slices", "--node-model", "hgx-h1000"}, []string{`"hgx-h1000"`, "hgx-h100"}},
-		"two sources":                {[]string{"slices", "--node-model", "t4", "--nvml-library", "/x"}, []string{"node-model", "nvml-library"}},
-		"duration that is none":      {[]string{"kubelet-plugin", "--driver-retry", "soon"}, []string{"--driver-retry", "soon"}},
-		"plugin without node name":   {[]string{"kubelet-plugin"}, []string{"--node-name"}},
-		"plugin, relative directory": {[]string{"kubelet-plugin", "--node-name=n", "--cdi-dir=x"}, []string{"--cdi-dir", `"x"`}},
-		"plugin, odd log format":     {[]string{"kubelet-plugin", "--node-name=n", "--logging-format=xml"}, []string{"xml"}},
-		"node name that no Node has": {[]string{"slices", "--node-model", "t4", "--node-name", "Node_1"}, []string{"--node-name", "Node_1"}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("NODE_NAME", "")
-			got := cleave(t, tt.args...)
-			if got.code != exitUsage {
-				t.Errorf("exit code: got %d, want %d; stderr %q", got.code, exitUsage, got.stderr)
-			}
-			if got.stdout != "" {
-				t.Errorf("stdout: got %q, want nothing", got.stdout)
-			}
-			for _, want := range append(tt.want, "cleave: ", "for usage") {
-				if !strings.Contains(got.stderr, want) {
-					t.Errorf("stderr %q does not say %q", got.stderr, want)
-				}
-			}
-		})
-	}
-}
-
-func TestRun_Failure(t *testing.T) {
-	empty := t.TempDir()
-	got := cleave(t, "slices", "--driver-root", empty, "--sysfs", empty)
-	if got.code != exitFailed || got.stdout != "" {
-		t.Errorf("got code %d and stdout %q, want %d and nothing", got.code, got.stdout, exitFailed)
-	}
-	for _, want := range []string{"libnvidia-ml.so.1", empty, "--nvml-library"} {
-		if !strings.Contains(got.stderr, want) {
-			t.Errorf("stderr %q does not say %q", got.stderr, want)
-		}
-	}
-	if strings.Contains(got.stderr, "for usage") {
-		t.Errorf("stderr %q sends the user to the usage, but the command line was right", got.stderr)
-	}
-}
-
-func TestRun_Help(t *testing.T) {
-	for _, args := range [][]string{{"--help"}, {"help"}, {"slices", "--help"}, {"kubelet-plugin", "-h"}} {
-		got := cleave(t, args...)
-		if got.code != exitOK || !strings.Contains(got.stdout, "Usage:") || got.stderr != "" {
-			t.Errorf("%v: got code %d, stdout %.60q, stderr %q", args, got.code, got.stdout, got.stderr)
-		}
-	}
-}
-
-func TestKubeletPlugin_HelpListsFlags(t *testing.T) {
-	help := cleave(t, "kubelet-plugin", "--help").stdout
-	for _, flag := range []string{
-		"--node-name", "--driver-name", "--kubeconfig", "--kubelet-plugins-dir", "--kubelet-registry-dir", "--cdi-dir", "--driver-root",
-		"--container-driver-root", "--nvml-library", "--metrics-address", "--logging-format", "--kube-api-qps", "--kube-api-burst",
-	} {
-		if !strings.Contains(help, flag+" ") {
-			t.Errorf("help does not list %s", flag)
-		}
-	}
-}
 
 // envFlags is a flag set with one flag of each kind, and what was set.
 func envFlags() (*pflag.FlagSet, *string, *int) {
@@ -143,8 +48,8 @@ func TestFlagsFromEnvironment_Precedence(t *testing.T) {
 			if err := flags.Parse(tt.args); err != nil {
 				t.Fatal(err)
 			}
-			if err := flagsFromEnvironment(flags, func(k string) string { return tt.env[k] }); err != nil {
-				t.Fatalf("flagsFromEnvironment: %v", err)
+			if err := FlagsFromEnvironment(flags, func(k string) string { return tt.env[k] }); err != nil {
+				t.Fatalf("FlagsFromEnvironment: %v", err)
 			}
 			if diff := cmp.Diff([]string{tt.name, fmt.Sprint(tt.burst)}, []string{*nodeName, fmt.Sprint(*burst)}); diff != "" {
 				t.Errorf("flags (-want +got):\n%s", diff)
@@ -153,127 +58,39 @@ func TestFlagsFromEnvironment_Precedence(t *testing.T) {
 	}
 }
 
-func TestFlagsFromEnvironment_InvalidValue(t *testing.T) {
-	t.Setenv("KUBE_API_BURST", "many")
-	t.Setenv("DRIVER_RETRY", "soon")
-	got := cleave(t, "kubelet-plugin", "--node-name=n")
-	if got.code != exitUsage {
-		t.Errorf("exit code: got %d, want %d", got.code, exitUsage)
+func TestPolicyFlags_Active(t *testing.T) {
+	active := filepath.Join(t.TempDir(), policy.ActiveFile)
+	name, p, err := (&PolicyFlags{Active: active}).load()
+	if err != nil || name != policy.BuiltIn || len(p.Rules) != 0 {
+		t.Errorf("none kept: got %q, %v, %v", name, p, err)
 	}
-	for _, want := range []string{"KUBE_API_BURST", "many", "DRIVER_RETRY", "soon"} {
-		if !strings.Contains(got.stderr, want) {
-			t.Errorf("stderr %q does not say %q", got.stderr, want)
-		}
-	}
-}
-
-func TestKubeletPlugin_Environment(t *testing.T) {
-	t.Setenv("NODE_NAME", "node-1")
-	t.Setenv("CDI_DIR", "not-absolute")
-	got := cleave(t, "kubelet-plugin")
-	if got.code != exitUsage || !strings.Contains(got.stderr, `--cdi-dir "not-absolute"`) || strings.Contains(got.stderr, "--node-name") {
-		t.Errorf("got code %d, stderr %q, want a complaint about --cdi-dir alone", got.code, got.stderr)
-	}
-}
-
-func TestSlices_EveryModel(t *testing.T) {
-	for _, model := range simulated.NodeModels() {
-		t.Run(model, func(t *testing.T) {
-			fromJSON := listOf(t, cleave(t, "slices", "--node-model", model, "-o", "json"))
-			fromYAML := listOf(t, cleave(t, "slices", "--node-model", model, "--output=yaml"))
-			if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
-				t.Errorf("-o yaml is not -o json (-json +yaml):\n%s", diff)
-			}
-			again := cleave(t, "slices", "--node-model", model, "-o", "json")
-			if diff := cmp.Diff(cleave(t, "slices", "--node-model", model, "-o", "json"), again, cmp.AllowUnexported(outcome{})); diff != "" {
-				t.Errorf("two runs differ:\n%s", diff)
-			}
-			devices := 0
-			for _, item := range fromJSON.Items {
-				if item.APIVersion != "resource.k8s.io/v1" || item.Kind != "ResourceSlice" || item.Name == "" {
-					t.Errorf("item is a %s %s named %q", item.APIVersion, item.Kind, item.Name)
-				}
-				if *item.Spec.NodeName != model || item.Spec.Driver != "gpu.cleave.dev" {
-					t.Errorf("slice %s is of node %s and driver %s", item.Name, *item.Spec.NodeName, item.Spec.Driver)
-				}
-				devices += len(item.Spec.Devices)
-			}
-			if devices == 0 {
-				t.Error("no devices")
-			}
-		})
-	}
-}
-
-// v1List is a v1 List of ResourceSlices.
-type v1List struct {
-	APIVersion string                      `json:"apiVersion"`
-	Kind       string                      `json:"kind"`
-	Items      []resourceapi.ResourceSlice `json:"items"`
-}
-
-func listOf(t *testing.T, got outcome) v1List {
-	t.Helper()
-	if got.code != exitOK || got.stderr != "" {
-		t.Fatalf("got code %d, stderr %q", got.code, got.stderr)
-	}
-	data, err := yaml.YAMLToJSON([]byte(got.stdout))
-	if err != nil {
+	kept := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}}}}
+	if err := policy.NewActiveStore(store.Disk{}, active).Keep(&policy.Active{Name: "inference", Policy: kept}); err != nil {
 		t.Fatal(err)
 	}
-	var list v1List
-	if err := json.Unmarshal(data, &list); err != nil {
+	name, p, err = (&PolicyFlags{Active: active}).load()
+	if err != nil || name != "inference" {
+		t.Fatalf("one kept: got %q, %v", name, err)
+	}
+	if diff := cmp.Diff(kept.Rules, p.Rules); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+	if _, _, err := (&PolicyFlags{Active: active, Name: "training"}).load(); err == nil || !strings.Contains(err.Error(), "training") {
+		t.Errorf("a name that no policy has: got %v", err)
+	}
+	if err := os.WriteFile(active, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if list.APIVersion != "v1" || list.Kind != "List" {
-		t.Errorf("got a %s %s, want a v1 List", list.APIVersion, list.Kind)
+	if name, _, err := (&PolicyFlags{Active: active}).load(); err == nil {
+		t.Errorf("a broken file: got policy %q", name)
 	}
-	return list
 }
 
-func TestSlices_NodeAndDriverName(t *testing.T) {
-	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "--node-name", "node-7", "--driver-name",
-		"gpu.nvidia.com", "-o", "json"))
-	for _, item := range list.Items {
-		if *item.Spec.NodeName != "node-7" || item.Spec.Driver != "gpu.nvidia.com" || item.Spec.Pool.Name != "node-7" {
-			t.Errorf("slice %s: node %s, driver %s, pool %s", item.Name, *item.Spec.NodeName, item.Spec.Driver, item.Spec.Pool.Name)
+func TestPolicyFlags_Format(t *testing.T) {
+	for _, name := range []string{"policy", "device-plugin", "mig-parted"} {
+		format := new(formatValue)
+		if err := format.Set(name); err != nil || format.String() != name {
+			t.Errorf("%s: got %s, %v", name, format, err)
 		}
 	}
 }
-
-func TestSlices_TableOrder(t *testing.T) {
-	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "-o", "json"))
-	var want []string
-	for _, item := range list.Items {
-		for _, d := range item.Spec.Devices {
-			want = append(want, d.Name)
-		}
-	}
-	got := cleave(t, "slices", "--node-model", "hgx-h100")
-	lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
-	var names []string
-	for _, l := range lines[1 : len(lines)-1] {
-		names = append(names, strings.Fields(l)[1])
-	}
-	if diff := cmp.Diff(want, names); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
-	// 8 whole GPUs and on each 25 partitions: 7 1g, 7 1g+me, 4 1g of double memory, 3 2g, 2 3g, 1 4g, 1 7g.
-	if len(want) != 224 || !strings.HasPrefix(lines[len(lines)-1], "224 devices in 12 ResourceSlices") {
-		t.Errorf("got %d devices and the last line %q, want 224 in 12 slices", len(want), lines[len(lines)-1])
-	}
-}
-
-func TestSlices_ClosedPipe(t *testing.T) {
-	for _, form := range []string{"table", "json", "yaml"} {
-		var stderr bytes.Buffer
-		if got := run(t.Context(), []string{"cleave", "slices", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
-			t.Errorf("-o %s: got exit code %d, want %d", form, got, exitFailed)
-		}
-	}
-}
-
-// closedPipe is what `| head` leaves behind.
-type closedPipe struct{}
-
-func (closedPipe) Write([]byte) (int, error) { return 0, fmt.Errorf("broken pipe") }

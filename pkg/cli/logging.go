@@ -13,32 +13,36 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// environmentHelp begins the help on environment variables; an example follows.
-const environmentHelp = "Every flag can also be set by the environment variable of its name: "
+// EnvironmentHelp begins the help on environment variables; an example follows.
+const EnvironmentHelp = "Every flag can also be set by the environment variable of its name: "
 
-// service is the common part of subcommands that run as daemons.
-type service struct {
+// gcPercent trades CPU for memory: an idle daemon produces little garbage.
+const gcPercent = 50
+
+// Service is the common part of subcommands that run as daemons.
+type Service struct {
 	logging *logsapi.LoggingConfiguration
 	gates   featuregate.MutableVersionedFeatureGate
 }
 
-func newService() *service {
-	return &service{logsapi.NewLoggingConfiguration(), featuregate.NewFeatureGate()}
+// NewService makes one with the defaults of Kubernetes.
+func NewService() *Service {
+	return &Service{logsapi.NewLoggingConfiguration(), featuregate.NewFeatureGate()}
 }
 
-// addFlags adds the logging flags.
-func (s *service) addFlags(flags *pflag.FlagSet) { logsapi.AddFlags(s.logging, flags) }
+// AddFlags adds the logging flags.
+func (s *Service) AddFlags(flags *pflag.FlagSet) { logsapi.AddFlags(s.logging, flags) }
 
-// begin reads the environment, validates the flags and configures logging and memory.
-func (s *service) begin(flags *pflag.FlagSet, validate func() error) error {
-	if err := flagsFromEnvironment(flags, os.Getenv); err != nil {
+// Begin reads the environment, validates the flags and configures logging and memory.
+func (s *Service) Begin(flags *pflag.FlagSet, validate func() error) error {
+	if err := FlagsFromEnvironment(flags, os.Getenv); err != nil {
 		return err
 	}
 	if err := validate(); err != nil {
-		return &usageError{err}
+		return UsageError(err)
 	}
 	if err := errors.Join(logsapi.AddFeatureGates(s.gates), logsapi.ValidateAndApply(s.logging, s.gates)); err != nil {
-		return &usageError{fmt.Errorf("set up logging: %w", err)}
+		return UsageError(fmt.Errorf("set up logging: %w", err))
 	}
 	debug.SetGCPercent(gcPercent)
 	return nil

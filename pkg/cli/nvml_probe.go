@@ -8,9 +8,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
-// newNVMLProbe is the command that probes a management library in a child process, because a process cannot unload one that
+// NewNVMLProbe is the command that probes a management library in a child process, because a process cannot unload one that
 // fails.
-func newNVMLProbe() *cobra.Command {
+func NewNVMLProbe() *cobra.Command {
 	return &cobra.Command{
 		Use:    nvml.ProbeCommand + " PATH",
 		Hidden: true,

@@ -17,42 +17,44 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/migrate"
 )
 
-// policyFlags select the node policy.
-type policyFlags struct {
-	file   string
-	format policy.Format
-	name   string
-	// active is the plugin's file with this node's active policy, the default if no other is named; empty for none.
-	active string
+// PolicyFlags select the node policy.
+type PolicyFlags struct {
+	// File is a file or directory, Name that of a policy; empty for the defaults.
+	File   string
+	Format policy.Format
+	Name   string
+	// Active is the plugin's file with this node's active policy, the default if no other is named; empty for none.
+	Active string
 }
 
-// add adds the flags to a command without a node label that selects the policy.
-func (f *policyFlags) add(flags *pflag.FlagSet) {
-	f.addFile(flags)
-	f.addName(flags)
+// Add adds the flags to a command without a node label that selects the policy.
+func (f *PolicyFlags) Add(flags *pflag.FlagSet) {
+	f.AddFile(flags)
+	f.AddName(flags)
 }
 
-// addFile adds the flags for the files of policies.
-func (f *policyFlags) addFile(flags *pflag.FlagSet) {
-	flags.StringVar(&f.file, "policy", "", "file or directory of NodePolicies, which define how GPUs are offered; empty to offer every tier")
-	f.addFormat(flags, "policy")
+// AddFile adds the flags for the files of policies.
+func (f *PolicyFlags) AddFile(flags *pflag.FlagSet) {
+	flags.StringVar(&f.File, "policy", "", "file or directory of NodePolicies, which define how GPUs are offered; empty to offer every tier")
+	f.AddFormat(flags, "policy")
 }
 
-// addFormat adds the flag for the format of another flag's files.
-func (f *policyFlags) addFormat(flags *pflag.FlagSet, of string) {
-	flags.Var((*formatValue)(&f.format), "import-format",
+// AddFormat adds the flag for the format of another flag's files.
+func (f *PolicyFlags) AddFormat(flags *pflag.FlagSet, of string) {
+	flags.Var((*formatValue)(&f.Format), "import-format",
 		"format of --"+of+": policy, or NVIDIA's device-plugin or mig-parted; cleave import shows the result")
 }
 
-func (f *policyFlags) addName(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "policy-name", "",
+// AddName adds the flag that picks a policy of the files.
+func (f *PolicyFlags) AddName(flags *pflag.FlagSet) {
+	flags.StringVar(&f.Name, "policy-name", "",
 		"policy to apply, as the node label "+v1alpha1.PolicyLabel+" would select it; empty for the default")
 }
 
 // load reads the files and picks the policy.
-func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
-	if f.file == "" && f.name == "" && f.active != "" {
-		kept, err := policy.NewActiveStore(store.Disk{}, f.active).Load()
+func (f *PolicyFlags) load() (string, *v1alpha1.NodePolicy, error) {
+	if f.File == "" && f.Name == "" && f.Active != "" {
+		kept, err := policy.NewActiveStore(store.Disk{}, f.Active).Load()
 		if err == nil {
 			return kept.Name, kept.Policy, nil
 		}
@@ -60,13 +62,13 @@ func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
 			return "", nil, err
 		}
 	}
-	policies, err := policy.Load(f.file, f.format)
+	policies, err := policy.Load(f.File, f.Format)
 	if err != nil {
-		return "", nil, &usageError{err}
+		return "", nil, UsageError(err)
 	}
-	name, p, err := policies.Select(f.name)
+	name, p, err := policies.Select(f.Name)
 	if err != nil {
-		return "", nil, &usageError{err}
+		return "", nil, UsageError(err)
 	}
 	return name, p, nil
 }

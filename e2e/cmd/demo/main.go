@@ -213,7 +213,7 @@ Look around:
   kubectl -n $namespace logs daemonset/cleave-plugin
   cleave inspect --from-cluster  # all nodes, a line each
   cleave inspect --from-cluster $node  # who has what, as the API server knows it
-  kubectl -n $namespace exec daemonset/cleave-plugin -- cleave inspect  # the same from the node's GPUs and records
+  kubectl -n $namespace exec daemonset/cleave-plugin -- cleave-node inspect  # the same from the node's GPUs and records
   nvml-sim show --root $root
 
 Go on:

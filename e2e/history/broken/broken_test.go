@@ -29,7 +29,7 @@ var (
 // build builds the plugin and names it as the product is.
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "cleave")
+	program := filepath.Join(t.TempDir(), "cleave-node")
 	args := append(append([]string{"build", "-trimpath", "-o", program}, flags...), "./plugin")
 	if out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput(); err != nil {
 		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)

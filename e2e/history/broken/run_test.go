@@ -80,7 +80,7 @@ func run(t *testing.T, program, lacks string, seed uint64) history.History {
 	file := filepath.Join(w.dir, "history.jsonl")
 	w.recorder, err = history.Record(t.Context(), history.Sources{
 		File: file, Node: "node-1", Driver: "gpu.cleave.dev",
-		Of: []history.Source{watch.Simulator{Root: w.node.Root(), Program: "cleave"}},
+		Of: []history.Source{watch.Simulator{Root: w.node.Root(), Program: "cleave-node"}},
 	})
 	w.must(err)
 	w.publish()

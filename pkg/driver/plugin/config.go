@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
@@ -81,7 +82,7 @@ type Config struct {
 // Validate reports every field that cannot be used, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
-	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	errs = append(errs, nodeslices.CheckNodeName(c.NodeName), nodeslices.CheckDriverName(c.DriverName))
 	for _, label := range c.PolicyLabels {
 		if msgs := validation.IsQualifiedName(label); len(msgs) > 0 {
 			errs = append(errs, fmt.Errorf("--policy-labels: %q is no name of a label: %s", label, strings.Join(msgs, "; ")))
@@ -137,32 +138,6 @@ func checkAddress(address string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("--metrics-address %q is not of the form address:port: %w", address, err)
-	}
-	return nil
-}
-
-// maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
-const maxDriverName = 63
-
-// CheckDriverName returns by its flag what is wrong with a driver's name; nil if nothing is.
-func CheckDriverName(name string) error {
-	msgs := validation.IsDNS1123Subdomain(name)
-	if len(name) > maxDriverName {
-		msgs = append(msgs, fmt.Sprintf("it has %d characters, more than %d", len(name), maxDriverName))
-	}
-	if len(msgs) == 0 {
-		return nil
-	}
-	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
-}
-
-// CheckNodeName returns by its flag what is wrong with a node's name; nil if nothing is.
-func CheckNodeName(name string) error {
-	if name == "" {
-		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")
-	}
-	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 {
-		return fmt.Errorf("--node-name %q cannot be a Node's name: %s", name, strings.Join(msgs, "; "))
 	}
 	return nil
 }

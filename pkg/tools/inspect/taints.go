@@ -18,7 +18,7 @@ const (
 var meanings = map[string]string{
 	nodeslices.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
 		"or one of another layout; cleave inspect on the node shows which",
-	nodeslices.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs continue, new claims wait",
+	nodeslices.TaintNoMPS:     "cleave-node mps-supervisor does not answer on the node: running programs continue, new claims wait",
 	nodeslices.TaintUnhealthy: "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
 	nodeslices.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims " +
 		"stay, new ones wait",

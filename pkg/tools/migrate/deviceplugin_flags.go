@@ -68,7 +68,7 @@ func (i *Import) noteFlags(f *pluginFlags) {
 	const (
 		cdi   = "containers get devices by CDI through the kubelet, always: nothing to set"
 		gfd   = "is of gpu-feature-discovery, which can go on running"
-		paths = "set the DRA driver's own flag: cleave kubelet-plugin "
+		paths = "set the DRA driver's own flag: cleave-node kubelet-plugin "
 	)
 	for _, n := range []struct {
 		field   string
@@ -77,7 +77,7 @@ func (i *Import) noteFlags(f *pluginFlags) {
 		instead string
 	}{
 		{"failOnInitError", f.FailOnInitError, nil, "Cleave waits for the NVIDIA driver and says so in its log and at /readyz: nothing to set"},
-		{"mpsRoot", f.MpsRoot, "", "the MPS supervisor keeps its files in /run/cleave/mps: cleave mps-supervisor --dir"},
+		{"mpsRoot", f.MpsRoot, "", "the MPS supervisor keeps its files in /run/cleave/mps: cleave-node mps-supervisor --dir"},
 		{"nvidiaDriverRoot", f.NvidiaDriverRoot, "/", paths + "--driver-root"},
 		{"nvidiaDevRoot", f.NvidiaDevRoot, "/", "device nodes are looked for under the driver's root: " + paths + "--driver-root"},
 		{"gdrcopyEnabled", f.GDRCopyEnabled, false,

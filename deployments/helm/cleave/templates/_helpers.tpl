@@ -36,12 +36,23 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
 {{- define "cleave.schedulerImage" -}}
-{{- $image := .Values.scheduler.image -}}
-{{- $repository := $image.repository | default (printf "%s-scheduler" .Values.image.repository) -}}
+{{ include "cleave.otherImage" (list . "scheduler") }}
+{{- end -}}
+
+{{- define "cleave.dashboardImage" -}}
+{{ include "cleave.otherImage" (list . "dashboard") }}
+{{- end -}}
+
+{{/* The image of a part with values of its own: that of the plugin with a suffix, unless they say otherwise. */}}
+{{- define "cleave.otherImage" -}}
+{{- $root := index . 0 -}}
+{{- $part := index . 1 -}}
+{{- $image := (index $root.Values $part).image -}}
+{{- $repository := $image.repository | default (printf "%s-%s" $root.Values.image.repository $part) -}}
 {{- if $image.digest -}}
 {{ $repository }}@{{ $image.digest }}
 {{- else -}}
-{{ $repository }}:{{ $image.tag | default .Values.image.tag | default .Chart.AppVersion }}
+{{ $repository }}:{{ $image.tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
 

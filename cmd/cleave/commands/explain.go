@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -20,8 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	kube "github.com/cleave-dra/cleave/pkg/driver/cluster"
-	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
@@ -54,7 +55,7 @@ func newExplain() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, name, err := f.check(args)
 			if err != nil {
-				return &usageError{err}
+				return cli.UsageError(err)
 			}
 			client, namespace, err := f.clients.client()
 			if err != nil {
@@ -93,7 +94,7 @@ func (f *explainFlags) check(args []string) (kind, name string, err error) {
 	if f.format != "text" && f.format != "json" {
 		return "", "", fmt.Errorf("--output %q is not one of text, json", f.format)
 	}
-	if err := plugin.CheckDriverName(f.driverName); err != nil {
+	if err := nodeslices.CheckDriverName(f.driverName); err != nil {
 		return "", "", err
 	}
 	if f.file != "" {
@@ -140,7 +141,7 @@ func (f *explainFlags) explain(ctx context.Context, a *asker, w io.Writer) error
 		if f.file == "" {
 			out = answers[0]
 		}
-		if err := printJSON(w, out); err != nil {
+		if err := cli.PrintJSON(w, out); err != nil {
 			return err
 		}
 	}
@@ -191,7 +192,7 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 		return nil, err
 	}
 	if len(questions) == 0 {
-		return nil, &usageError{errors.New("the file has no claim or template")}
+		return nil, cli.UsageError(errors.New("the file has no claim or template"))
 	}
 	cluster := explain.NewCluster(o, questions...)
 	if err := eachSlice(ctx, a.client, nil, cluster.AddSlice); err != nil {

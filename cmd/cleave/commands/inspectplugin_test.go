@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
-
-	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
 func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
@@ -46,7 +39,7 @@ func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
 			if err := flags.Parse(tt.args); err != nil {
 				t.Fatal(err)
 			}
-			if err := f.fromPlugin(flags, func(name string) string { return plugin[name] }); err != nil {
+			if err := f.FromPlugin(flags, func(name string) string { return plugin[name] }); err != nil {
 				t.Fatal(err)
 			}
 			got := map[string]bool{}
@@ -59,33 +52,5 @@ func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
 				t.Errorf("flags (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestPolicyFlags_Active(t *testing.T) {
-	active := filepath.Join(t.TempDir(), policy.ActiveFile)
-	name, p, err := (&policyFlags{active: active}).load()
-	if err != nil || name != policy.BuiltIn || len(p.Rules) != 0 {
-		t.Errorf("none kept: got %q, %v, %v", name, p, err)
-	}
-	kept := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}}}}
-	if err := policy.NewActiveStore(store.Disk{}, active).Keep(&policy.Active{Name: "inference", Policy: kept}); err != nil {
-		t.Fatal(err)
-	}
-	name, p, err = (&policyFlags{active: active}).load()
-	if err != nil || name != "inference" {
-		t.Fatalf("one kept: got %q, %v", name, err)
-	}
-	if diff := cmp.Diff(kept.Rules, p.Rules); diff != "" {
-		t.Errorf("rules (-want +got):\n%s", diff)
-	}
-	if _, _, err := (&policyFlags{active: active, name: "training"}).load(); err == nil || !strings.Contains(err.Error(), "training") {
-		t.Errorf("a name that no policy has: got %v", err)
-	}
-	if err := os.WriteFile(active, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if name, _, err := (&policyFlags{active: active}).load(); err == nil {
-		t.Errorf("a broken file: got policy %q", name)
 	}
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
 func TestMPSSupervisor_UsageErrors(t *testing.T) {
@@ -20,15 +22,15 @@ func TestMPSSupervisor_UsageErrors(t *testing.T) {
 		{[]string{"extra"}, "extra"},
 		{[]string{"status", "-o", "yaml"}, "--output"},
 	} {
-		got := cleave(t, append([]string{"mps-supervisor"}, tt.args...)...)
-		if got.code != exitUsage || !strings.Contains(got.stderr, tt.want) {
+		got := cleaveNode(t, append([]string{"mps-supervisor"}, tt.args...)...)
+		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, tt.want) {
 			t.Errorf("%q: got code %d, %q, want a usage error with %q", tt.args, got.code, got.stderr, tt.want)
 		}
 	}
 }
 
 func TestMPSSupervisor_Help(t *testing.T) {
-	got := cleave(t, "mps-supervisor", "--help")
+	got := cleaveNode(t, "mps-supervisor", "--help")
 	for _, flag := range []string{"--dir", "--driver-root", "--container-driver-root", "--nvml-library", "--compute-mode",
 		"--daemon-cgroup", "--start-timeout", "--stop-timeout", "--logging-format", "status"} {
 		if !strings.Contains(got.stdout, flag+" ") {
@@ -42,8 +44,8 @@ func TestMPSSupervisor_Help(t *testing.T) {
 
 func TestMPSStatus_NoSupervisor(t *testing.T) {
 	dir := t.TempDir()
-	got := cleave(t, "mps-supervisor", "status", "--dir", dir)
-	if got.code != exitFailed || !strings.Contains(got.stderr, filepath.Join(dir, "supervisor.sock")+": is its DaemonSet running") {
+	got := cleaveNode(t, "mps-supervisor", "status", "--dir", dir)
+	if got.code != cli.ExitFailed || !strings.Contains(got.stderr, filepath.Join(dir, "supervisor.sock")+": is its DaemonSet running") {
 		t.Errorf("got code %d, %q", got.code, got.stderr)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"errors"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
@@ -222,7 +223,7 @@ func TestViewNode_Paging(t *testing.T) {
 
 func TestClusterClient_MissingKubeconfig(t *testing.T) {
 	got := cleave(t, "inspect", "--from-cluster", "node-1", "--kubeconfig", t.TempDir()+"/none")
-	if got.code != exitFailed || !strings.Contains(got.stderr, "--kubeconfig") || !strings.Contains(got.stderr, "/none") {
+	if got.code != cli.ExitFailed || !strings.Contains(got.stderr, "--kubeconfig") || !strings.Contains(got.stderr, "/none") {
 		t.Errorf("got code %d, stderr %q", got.code, got.stderr)
 	}
 }
@@ -252,12 +253,12 @@ func TestInspect_NodeOfCluster(t *testing.T) {
 		"kubectl-cleave inspect n":               "n",
 		"kubectl-cleave inspect --node-model=t4": "",
 	} {
-		root, f := newRoot(), &inspectFlags{}
+		program, f := "cleave", &inspectFlags{}
 		words := strings.Fields(args)
 		if words[0] == "kubectl-cleave" {
-			asPlugin(root)
-			words = words[1:]
+			program, words = words[0], words[1:]
 		}
+		root := New(program)
 		cmd := newInspectCommand(f)
 		root.AddCommand(cmd)
 		if err := cmd.ParseFlags(words[1:]); err != nil {
@@ -267,7 +268,7 @@ func TestInspect_NodeOfCluster(t *testing.T) {
 			t.Errorf("%s: got %q, %v; want %q", args, f.fromCluster, err, want)
 		}
 	}
-	if got := cleave(t, "inspect", "--from-cluster", "a", "b"); got.code != exitUsage || !strings.Contains(got.stderr, `unexpected argument "b"`) {
+	if got := cleave(t, "inspect", "--from-cluster", "a", "b"); got.code != cli.ExitUsage || !strings.Contains(got.stderr, `unexpected argument "b"`) {
 		t.Errorf("two nodes: got %d, %s", got.code, got.stderr)
 	}
 }

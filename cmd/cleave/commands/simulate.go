@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -16,13 +16,14 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
 // simulateFlags of `cleave simulate`.
 type simulateFlags struct {
-	slicesFlags
+	cli.Machine
 	workload   string
 	nodes      int
 	seed       uint64
@@ -45,10 +46,10 @@ func newSimulate() *cobra.Command {
 		Example: "  cleave simulate --nodes 200 --node-model hgx-h100 --workload workload.yaml --seed 1\n" +
 			"  cleave simulate --nodes 200 --node-model hgx-h100 --workload workload.yaml -o svg > picture.svg\n" +
 			"  cleave simulate --nodes 20 --node-model dgx-a100 --policy policies/ --policy-name inference --workload workload.yaml",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
-				return &usageError{err}
+				return cli.UsageError(err)
 			}
 			report, err := f.run(cmd.Context())
 			if err != nil {
@@ -61,11 +62,11 @@ func newSimulate() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVarP(&f.workload, "workload", "w", "", "file with the pods that arrive; - for standard input")
 	flags.IntVar(&f.nodes, "nodes", 1, "number of nodes")
-	flags.StringVar(&f.model, "node-model", "hgx-h100", "model of the nodes")
+	flags.StringVar(&f.Model, "node-model", "hgx-h100", "model of the nodes")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of random times; the same seed gives the same result")
 	flags.StringSliceVar(&f.strategies, "strategies", simulation.Strategies(), "strategies to compare")
-	f.policy.add(flags)
-	flags.BoolVar(&f.withoutMPS, "without-mps", false, "assume that no cleave mps-supervisor runs on the nodes")
+	f.Policy.Add(flags)
+	flags.BoolVar(&f.WithoutMPS, "without-mps", false, "assume that no cleave-node mps-supervisor runs on the nodes")
 	flags.StringVarP(&f.format, "output", "o", "table", "table, svg or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
 	return cmd
@@ -91,11 +92,11 @@ func (f *simulateFlags) check() error {
 			errs = append(errs, fmt.Errorf("--strategies: %q is unknown or there twice: use %s", s, strings.Join(simulation.Strategies(), ", ")))
 		}
 	}
-	if f.model == "" {
+	if f.Model == "" {
 		errs = append(errs, errors.New("--node-model is empty"))
 	}
-	f.output, f.driverName = "table", v1alpha1.Group
-	return errors.Join(append(errs, f.validate())...)
+	f.DriverName = v1alpha1.Group
+	return errors.Join(append(errs, f.Validate())...)
 }
 
 // maxWorkload bounds what is read of a file; the decoder has the limit of a workload.
@@ -104,9 +105,9 @@ const maxWorkload = 2 << 20
 func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {
 	workload, err := readWorkload(f.workload)
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, cli.UsageError(err)
 	}
-	node, err := f.inventory(ctx)
+	node, err := f.Inventory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +115,7 @@ func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := simulation.Pool{Model: f.model, Nodes: f.nodes, Node: node, Driver: f.driverName, Classes: classes}
+	pool := simulation.Pool{Model: f.Model, Nodes: f.nodes, Node: node, Driver: f.DriverName, Classes: classes}
 	return simulation.Run(ctx, pool, workload, f.strategies, f.seed)
 }
 
@@ -141,10 +142,10 @@ func readWorkload(path string) (*simulation.Workload, error) {
 func (f *simulateFlags) print(w io.Writer, report *simulation.Report) error {
 	switch f.format {
 	case "json":
-		return printJSON(w, report)
+		return cli.PrintJSON(w, report)
 	case "svg":
 		return report.SVG(w, strings.TrimSuffix(filepath.Base(f.workload), filepath.Ext(f.workload)))
 	default:
-		return report.Print(w, f.ascii || !hasUTF8(os.Getenv))
+		return report.Print(w, f.ascii || !cli.HasUTF8(os.Getenv))
 	}
 }

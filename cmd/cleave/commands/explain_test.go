@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
@@ -124,7 +125,7 @@ func TestExplain_Usage(t *testing.T) {
 		"pod a --driver-name _": "",
 	} {
 		got := cleave(t, append([]string{"explain"}, strings.Fields(args)...)...)
-		if got.code != exitUsage || !strings.Contains(got.stderr, want) {
+		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, want) {
 			t.Errorf("explain %s: got %d, %q; want %q", args, got.code, got.stderr, want)
 		}
 	}
@@ -133,7 +134,7 @@ func TestExplain_Usage(t *testing.T) {
 // As kubectl-cleave the program speaks as kubectl's plugin.
 func TestRun_KubectlPlugin(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if code := run(t.Context(), []string{"/usr/local/bin/kubectl-cleave", "explain", "--help"}, &stdout, &stderr); code != exitOK {
+	if code := cli.Run(t.Context(), New("/usr/local/bin/kubectl-cleave"), []string{"explain", "--help"}, &stdout, &stderr); code != cli.ExitOK {
 		t.Fatalf("got %d, %s", code, &stderr)
 	}
 	var usage []string
@@ -148,8 +149,8 @@ func TestRun_KubectlPlugin(t *testing.T) {
 		t.Errorf("usage (-want +got):\n%s", diff)
 	}
 	stderr.Reset()
-	code := run(t.Context(), []string{"kubectl-cleave", "explain", "x"}, &stdout, &stderr)
-	if code != exitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
+	code := cli.Run(t.Context(), New("kubectl-cleave"), []string{"explain", "x"}, &stdout, &stderr)
+	if code != cli.ExitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
 		t.Errorf("a usage error: got %d, %s", code, &stderr)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"bytes"
@@ -12,10 +12,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
 // importData are the files of the package that does the work.
-const importData = "../migrate/testdata"
+const importData = "../../../pkg/tools/migrate/testdata"
 
 // filesIn reads a directory.
 func filesIn(t *testing.T, dir string) map[string]string {
@@ -55,7 +57,7 @@ func TestImport_Print(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := cleave(t, "import", kind, filepath.Join(importData, name+".yaml"))
-		if got.code != exitOK {
+		if got.code != cli.ExitOK {
 			t.Fatalf("code %d, stderr %q", got.code, got.stderr)
 		}
 		if diff := cmp.Diff(string(golden), strings.ReplaceAll(got.stdout, importData+"/", "")); diff != "" {
@@ -74,7 +76,7 @@ func TestImport_Print(t *testing.T) {
 }
 
 func TestImport_StandardInput(t *testing.T) {
-	root := newRoot()
+	root := New("cleave")
 	var out bytes.Buffer
 	root.SetArgs([]string{"import", "mig-parted", "-", "--name", "b", "--driver-name", "gpu.nvidia.com"})
 	root.SetIn(strings.NewReader("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: " +
@@ -96,7 +98,7 @@ func TestImport_OutputDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "directory")
 	for range 2 { // once more over what is there
 		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir",
-			dir); got.code != exitOK || got.stdout != "" {
+			dir); got.code != cli.ExitOK || got.stdout != "" {
 			t.Fatalf("code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
 		}
 	}
@@ -124,7 +126,7 @@ func TestImport_OutputDir(t *testing.T) {
 	written := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(dir, "policies"), "--policy-name", "all-balanced")
 	taken := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(importData, "mig-parted-default.yaml"),
 		"--import-format", "mig-parted", "--policy-name", "all-balanced")
-	if diff := cmp.Diff(written, taken, cmp.AllowUnexported(outcome{})); diff != "" || taken.code != exitOK ||
+	if diff := cmp.Diff(written, taken, cmp.AllowUnexported(outcome{})); diff != "" || taken.code != cli.ExitOK ||
 		!strings.Contains(taken.stdout, "32 devices in") {
 		t.Errorf("slices by --import-format (-by what was written +got):\n%s\n%s", diff, taken.stdout)
 	}
@@ -134,7 +136,7 @@ func TestImport_SeveralFiles(t *testing.T) {
 	a, b := writeFile(t, "training.yaml", "version: v1"), writeFile(t, "notebooks.conf",
 		"version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}")
 	dir := t.TempDir()
-	if got := cleave(t, "import", "device-plugin", a, b, "--output-dir", dir); got.code != exitOK {
+	if got := cleave(t, "import", "device-plugin", a, b, "--output-dir", dir); got.code != cli.ExitOK {
 		t.Fatalf("code %d, stderr %q", got.code, got.stderr)
 	}
 	files := filesIn(t, dir)
@@ -144,7 +146,7 @@ func TestImport_SeveralFiles(t *testing.T) {
 			t.Errorf("%s does not have %q:\n%s", name, want, files[name])
 		}
 	}
-	if got := cleave(t, "import", "device-plugin", a, a); got.code != exitFailed ||
+	if got := cleave(t, "import", "device-plugin", a, a); got.code != cli.ExitFailed ||
 		!strings.Contains(got.stderr, a+`: another file has a policy "training", too`) {
 		t.Errorf("a file twice: code %d, stderr %q", got.code, got.stderr)
 	}
@@ -176,7 +178,7 @@ func TestImport_ConfigMap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			got := cleave(t, append([]string{"import", "--output-dir", dir}, tt.args...)...)
-			if (got.code == exitOK) != (tt.names != nil) || !strings.Contains(got.stderr, tt.says) {
+			if (got.code == cli.ExitOK) != (tt.names != nil) || !strings.Contains(got.stderr, tt.says) {
 				t.Errorf("code %d, stderr %q, want %q said", got.code, got.stderr, tt.says)
 			}
 			var names []string
@@ -198,7 +200,7 @@ func TestImport_Problems(t *testing.T) {
 	odd := writeFile(t, "odd.yaml", "\x00")
 	missing := filepath.Join(t.TempDir(), "missing.yaml")
 	got := cleave(t, "import", "device-plugin", bad, odd, missing)
-	if got.code != exitFailed || got.stdout != "" {
+	if got.code != cli.ExitFailed || got.stdout != "" {
 		t.Errorf("code %d, stdout %q", got.code, got.stdout)
 	}
 	want := []string{
@@ -211,10 +213,10 @@ func TestImport_Problems(t *testing.T) {
 		t.Errorf("stderr (-want +got):\n%s", diff)
 	}
 	dir := t.TempDir()
-	if got := cleave(t, "import", "mig-parted", odd, "--output-dir", dir); got.code != exitFailed || len(filesIn(t, dir)) > 0 {
+	if got := cleave(t, "import", "mig-parted", odd, "--output-dir", dir); got.code != cli.ExitFailed || len(filesIn(t, dir)) > 0 {
 		t.Errorf("code %d, files %v", got.code, filesIn(t, dir))
 	}
-	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed ||
+	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != cli.ExitFailed ||
 		!strings.Contains(got.stderr, "create the output directory") {
 		t.Errorf("a file as directory: code %d, stderr %q", got.code, got.stderr)
 	}
@@ -223,7 +225,7 @@ func TestImport_Problems(t *testing.T) {
 func TestValidate_ImportFormat(t *testing.T) {
 	parted := filepath.Join(importData, "mig-parted-default.yaml")
 	got := cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-balanced", "--node-model", "hgx-h100",
-		"-f", "../../deployments/examples/mig-pair-4g-3g.yaml")
+		"-f", "../../../deployments/examples/mig-pair-4g-3g.yaml")
 	for _, want := range []string{
 		"note: " + parted + ": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent",
 		parted + ": ok: NodePolicy all-1g.10gb, NodePolicy all-1g.5gb.me, NodePolicy all-balanced",
@@ -234,12 +236,12 @@ func TestValidate_ImportFormat(t *testing.T) {
 		}
 	}
 	got = cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-1g.5gb.me", "--node-model", "hgx-h100")
-	if got.code != exitFailed || !strings.Contains(got.stdout,
+	if got.code != cli.ExitFailed || !strings.Contains(got.stdout,
 		`policy "all-1g.5gb.me": on a node of model hgx-h100: rules[0].mig.layout[1g.5gb+me]: NVIDIA H100 80GB HBM3 has no profile 1g.5gb+me`) {
 		t.Errorf("a mig-config of another board: code %d, stdout %s", got.code, got.stdout)
 	}
 	got = cleave(t, "validate", "--import-format", "device-plugin", "-f", parted)
-	if got.code != exitFailed || !strings.Contains(got.stdout, parted+`: unknown field "mig-configs"`) {
+	if got.code != cli.ExitFailed || !strings.Contains(got.stdout, parted+`: unknown field "mig-configs"`) {
 		t.Errorf("a file of the other format: code %d, stdout %s", got.code, got.stdout)
 	}
 }
@@ -269,20 +271,9 @@ func TestImport_UsageErrors(t *testing.T) {
 			`policy "all-1g.24gb.gfx": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := cleave(t, tt.args...); got.code != exitUsage || !strings.Contains(got.stderr, tt.want) {
+			if got := cleave(t, tt.args...); got.code != cli.ExitUsage || !strings.Contains(got.stderr, tt.want) {
 				t.Errorf("code %d, stderr %q, want %q", got.code, got.stderr, tt.want)
 			}
 		})
-	}
-	t.Setenv("IMPORT_FORMAT", "hami")
-	if got := cleave(t, "kubelet-plugin", "--node-name=n"); got.code != exitUsage ||
-		!strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
-		t.Errorf("by the environment: code %d, stderr %q", got.code, got.stderr)
-	}
-	for _, name := range []string{"policy", "device-plugin", "mig-parted"} {
-		format := new(formatValue)
-		if err := format.Set(name); err != nil || format.String() != name {
-			t.Errorf("%s: got %s, %v", name, format, err)
-		}
 	}
 }

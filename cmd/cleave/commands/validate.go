@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 	"github.com/cleave-dra/cleave/pkg/tools/admission"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/validation"
@@ -22,7 +23,7 @@ import (
 
 // validateFlags of `cleave validate`.
 type validateFlags struct {
-	slicesFlags
+	cli.Machine
 	files    []string
 	thisNode bool
 }
@@ -45,13 +46,13 @@ func newValidate() *cobra.Command {
 			"  helm template . | cleave validate -f -",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return &usageError{fmt.Errorf("unexpected argument %q: name files with -f %s", args[0], args[0])}
+				return cli.UsageError(fmt.Errorf("unexpected argument %q: name files with -f %s", args[0], args[0]))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd.Flags()); err != nil {
-				return &usageError{err}
+				return cli.UsageError(err)
 			}
 			return f.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -60,10 +61,10 @@ func newValidate() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringArrayVarP(&f.files, "file", "f", nil, "file or directory to check, - for the standard input; repeatable")
 	flags.BoolVar(&f.thisNode, "this-node", false, "check the files against the GPUs of this machine")
-	f.addNode(flags)
-	f.policy.addFormat(flags, "file")
-	f.policy.addName(flags)
-	flags.BoolVar(&f.withoutMPS, "without-mps", false, "assume that no cleave mps-supervisor runs on the node")
+	f.AddNode(flags)
+	f.Policy.AddFormat(flags, "file")
+	f.Policy.AddName(flags)
+	flags.BoolVar(&f.WithoutMPS, "without-mps", false, "assume that no cleave-node mps-supervisor runs on the node")
 	return cmd
 }
 
@@ -72,7 +73,7 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 	if len(f.files) == 0 {
 		return errors.New("there is nothing to check: name files or directories with -f")
 	}
-	if f.thisNode && f.model != "" {
+	if f.thisNode && f.Model != "" {
 		return errors.New("--this-node and --node-model exclude each other")
 	}
 	for _, name := range []string{"nvml-library", "driver-root", "container-driver-root", "sysfs", "cgroup-root"} {
@@ -80,16 +81,16 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 			return fmt.Errorf("--%s is about this machine: add --this-node", name)
 		}
 	}
-	if !f.thisNode && f.model == "" && flags.Changed("policy-name") {
+	if !f.thisNode && f.Model == "" && flags.Changed("policy-name") {
 		return errors.New("--policy-name selects the policy of a node: add --node-model or --this-node")
 	}
-	return plugin.CheckDriverName(f.driverName)
+	return nodeslices.CheckDriverName(f.DriverName)
 }
 
 func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	o := validation.Options{Rules: admission.DefaultRules(), PolicyName: f.policy.name, Format: f.policy.format, Stdin: stdin}
-	o.Rules.Driver = f.driverName
-	if f.thisNode || f.model != "" {
+	o := validation.Options{Rules: admission.DefaultRules(), PolicyName: f.Policy.Name, Format: f.Policy.Format, Stdin: stdin}
+	o.Rules.Driver = f.DriverName
+	if f.thisNode || f.Model != "" {
 		node, err := f.node(ctx)
 		if err != nil {
 			return err
@@ -98,7 +99,7 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 	}
 	files, err := validation.Files(ctx, f.files, o)
 	if err != nil {
-		return &usageError{err}
+		return cli.UsageError(err)
 	}
 	problems := 0
 	for _, file := range files {
@@ -119,21 +120,21 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 
 // node reads the machine or model.
 func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
-	session, err := f.open(ctx)
+	session, err := f.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	n := &validation.Node{Words: "this node", GPUs: session.Node()}
-	if f.model != "" {
-		n.Words, n.Model = "a node of model "+f.model, true
+	if f.Model != "" {
+		n.Words, n.Model = "a node of model "+f.Model, true
 	}
-	if f.withoutMPS {
+	if f.WithoutMPS {
 		n.Means.MPS = errors.New("--without-mps")
 	}
 	limited := map[gpu.PCIAddress]bool{}
 	for i := range n.GPUs.GPUs {
 		pci := n.GPUs.GPUs[i].PCI
-		limited[pci] = session.LimitsMemory(ctx, pci, f.cgroupRoot)
+		limited[pci] = session.LimitsMemory(ctx, pci, f.CgroupRoot)
 	}
 	n.Means = policy.Means{MPS: n.Means.MPS, CgroupMemory: func(g *gpu.GPU) bool { return limited[g.PCI] }}
 	return n, session.Close()

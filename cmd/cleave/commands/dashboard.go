@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -14,7 +14,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/dashboard"
 	"github.com/cleave-dra/cleave/pkg/tools/fleet"
 )
@@ -29,19 +30,19 @@ type dashboardFlags struct {
 
 func newDashboard() *cobra.Command {
 	f := &dashboardFlags{}
-	service := newService()
+	service := cli.NewService()
 	cmd := &cobra.Command{
 		Use:   "dashboard",
 		Short: "Show the GPUs of a cluster in a browser",
 		Long: "dashboard serves pages that show the GPUs of all nodes, which claims they are allocated to, and which claims wait.\n" +
 			"They follow changes by themselves. It only reads, has no login, and listens on this machine's loopback address unless\n" +
 			"--address says otherwise: whoever can connect sees the names of claims and pods of all namespaces.\n\n" +
-			environmentHelp + "--address by ADDRESS.",
+			cli.EnvironmentHelp + "--address by ADDRESS.",
 		Example: "  cleave dashboard\n" +
 			"  cleave dashboard --kubeconfig ~/clusters/one --address 127.0.0.1:9090",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := service.begin(cmd.Flags(), f.check); err != nil {
+			if err := service.Begin(cmd.Flags(), f.check); err != nil {
 				return err
 			}
 			return f.run(cmd.Context())
@@ -55,7 +56,7 @@ func newDashboard() *cobra.Command {
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, for which it lists and watches pods")
-	service.addFlags(flags)
+	service.AddFlags(flags)
 	return cmd
 }
 
@@ -63,7 +64,7 @@ func (f *dashboardFlags) check() error {
 	if f.address == "" {
 		return errors.New("--address is not set")
 	}
-	return plugin.CheckDriverName(f.driver)
+	return nodeslices.CheckDriverName(f.driver)
 }
 
 // run watches the cluster and serves until ctx ends.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"encoding/json"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
@@ -28,7 +29,7 @@ func TestSimulate_Output(t *testing.T) {
 	file := workloadFile(t, smallWorkload)
 	for form, want := range map[string]string{"table": "1 nodes of hgx-h100, 8 GPUs", "svg": "<svg ", "json": `"nodeModel": "hgx-h100"`} {
 		var out, errs strings.Builder
-		if code := run(t.Context(), []string{"cleave", "simulate", "-w", file, "-o", form, "--ascii"}, &out, &errs); code != exitOK {
+		if code := cli.Run(t.Context(), New("cleave"), []string{"simulate", "-w", file, "-o", form, "--ascii"}, &out, &errs); code != cli.ExitOK {
 			t.Fatalf("%s: exit code %d: %s", form, code, errs.String())
 		}
 		if !strings.Contains(out.String(), want) {
@@ -62,7 +63,7 @@ func TestSimulate_Usage(t *testing.T) {
 		{[]string{"-w", file, "now"}, `unexpected argument "now"`},
 	} {
 		var out, errs strings.Builder
-		if code := run(t.Context(), append([]string{"cleave", "simulate"}, tt.args...), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), tt.want) {
+		if code := cli.Run(t.Context(), New("cleave"), append([]string{"simulate"}, tt.args...), &out, &errs); code != cli.ExitUsage || !strings.Contains(errs.String(), tt.want) {
 			t.Errorf("%v: exit code %d, %q, want 2 and %q", tt.args, code, errs.String(), tt.want)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
@@ -26,14 +27,14 @@ func (f *inspectFlags) advise(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	advice, err := repackAdvice(ctx, client, f.driverName)
+	advice, err := repackAdvice(ctx, client, f.DriverName)
 	if err != nil {
 		return err
 	}
-	if f.format == "json" {
-		return printJSON(w, advice)
+	if f.Format == "json" {
+		return cli.PrintJSON(w, advice)
 	}
-	return advice.Print(w, f.format == "wide")
+	return advice.Print(w, f.Format == "wide")
 }
 
 // repackAdvice reads a cluster and advises.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
@@ -51,12 +52,12 @@ func (f *inspectFlags) fleet(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fleet, err := viewFleet(ctx, client, f.driverName)
+	fleet, err := viewFleet(ctx, client, f.DriverName)
 	if err != nil {
 		return err
 	}
-	if f.format == "json" {
-		return printJSON(w, fleet)
+	if f.Format == "json" {
+		return cli.PrintJSON(w, fleet)
 	}
 	return fleet.Print(w)
 }

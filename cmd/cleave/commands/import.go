@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"bytes"
@@ -15,7 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/migrate"
 )
 
@@ -36,9 +37,9 @@ func newImport() *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &usageError{errors.New("name the kind of file: device-plugin or mig-parted")}
+				return cli.UsageError(errors.New("name the kind of file: device-plugin or mig-parted"))
 			}
-			return &usageError{fmt.Errorf("unknown kind of file %q: choose device-plugin or mig-parted", args[0])}
+			return cli.UsageError(fmt.Errorf("unknown kind of file %q: choose device-plugin or mig-parted", args[0]))
 		},
 	}
 	cmd.AddCommand(
@@ -83,16 +84,16 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &usageError{errors.New("name a file, or - for the standard input")}
+				return cli.UsageError(errors.New("name a file, or - for the standard input"))
 			}
 			if len(args) > 1 && f.name != "" {
-				return &usageError{errors.New("--name goes with one file")}
+				return cli.UsageError(errors.New("--name goes with one file"))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := plugin.CheckDriverName(f.driverName); err != nil {
-				return &usageError{err}
+			if err := nodeslices.CheckDriverName(f.driverName); err != nil {
+				return cli.UsageError(err)
 			}
 			imported, err := f.read(cmd.InOrStdin(), args, read)
 			if err != nil {
@@ -132,7 +133,7 @@ func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*mig
 		}
 	}
 	if len(parts) > 1 && f.name != "" {
-		return nil, &usageError{fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts))}
+		return nil, cli.UsageError(fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts)))
 	}
 	var all *migrate.Import
 	for _, part := range parts {

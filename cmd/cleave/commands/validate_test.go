@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"flag"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
@@ -18,7 +19,7 @@ import (
 var update = flag.Bool("update", false, "rewrite golden files")
 
 const (
-	examples = "../../deployments/examples"
+	examples = "../../../deployments/examples"
 	policies = examples + "/policies"
 )
 
@@ -26,7 +27,7 @@ func TestSlices_Layouts(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) {
 			got := cleave(t, "slices", "--node-model", model, "--policy", "testdata/layouts.yaml")
-			if got.code != exitOK || got.stderr != "" {
+			if got.code != cli.ExitOK || got.stderr != "" {
 				t.Fatalf("got code %d, stderr %q", got.code, got.stderr)
 			}
 			golden := filepath.Join("testdata", "layouts-"+model+".txt")
@@ -57,12 +58,12 @@ func TestSlices_ExamplePolicies(t *testing.T) {
 	}
 	for _, model := range simulated.NodeModels() {
 		got := cleave(t, "validate", "-f", policies, "--node-model", model)
-		if got.code != exitOK || got.stderr != "" || strings.Count(got.stdout, ": ok: NodePolicy ") != len(files) {
+		if got.code != cli.ExitOK || got.stderr != "" || strings.Count(got.stdout, ": ok: NodePolicy ") != len(files) {
 			t.Errorf("%s: got code %d, stderr %q, stdout:\n%s", model, got.code, got.stderr, got.stdout)
 		}
 	}
 	for _, name := range set.Names() {
-		if got := cleave(t, "slices", "--node-model", "dgx-a100", "--policy", policies, "--policy-name", name); got.code != exitOK {
+		if got := cleave(t, "slices", "--node-model", "dgx-a100", "--policy", policies, "--policy-name", name); got.code != cli.ExitOK {
 			t.Errorf("slices by policy %s: got code %d, stderr %q", name, got.code, got.stderr)
 		}
 	}
@@ -89,18 +90,18 @@ func TestValidate_Problems(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		"ok": {[]string{"-f", good, "--file", claim, "-f", pods}, exitOK, lines(
+		"ok": {[]string{"-f", good, "--file", claim, "-f", pods}, cli.ExitOK, lines(
 			good+": ok: NodePolicy x", claim+": ok: ResourceClaim c; passed over: Pod", pods+": nothing to check: passed over: Pod ×2, Namespace"),
 			""},
-		"problems": {[]string{"-f", bad}, exitFailed, lines(
+		"problems": {[]string{"-f", bad}, cli.ExitFailed, lines(
 			bad+`: policy "default": rules[0].timeSlice.shares: Invalid value: 0: must be 1 to 1000`,
 			bad+`: policy "default": rules[0].mps.shares: Invalid value: 0: must be 1 to 60`), "cleave: there are 2 problems\n"},
-		"on a model": {[]string{"-f", good, "-f", claim, "--node-model", "l40s"}, exitFailed, lines(
+		"on a model": {[]string{"-f", good, "-f", claim, "--node-model", "l40s"}, cli.ExitFailed, lines(
 			good+`: policy "x": on a node of model l40s: rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be`,
 			"note: "+claim+`: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "other.example.com" `+
 				"is neither in these files nor one of Cleave's: not checked against a node of model l40s",
 			claim+": ok: ResourceClaim c; passed over: Pod"), "cleave: there is a problem\n"},
-		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, exitOK,
+		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, cli.ExitOK,
 			lines(good + ": ok: NodePolicy x"), ""},
 	}
 	for name, tt := range tests {
@@ -132,7 +133,7 @@ func TestValidate_UsageErrors(t *testing.T) {
 		{[]string{"-f"}, "flag needs an argument: 'f'"},
 	} {
 		got := cleave(t, append([]string{"validate"}, tt.args...)...)
-		if got.code != exitUsage || got.stdout != "" || !strings.Contains(got.stderr, tt.want) ||
+		if got.code != cli.ExitUsage || got.stdout != "" || !strings.Contains(got.stderr, tt.want) ||
 			!strings.Contains(got.stderr, "Run 'cleave validate --help' for usage.") {
 			t.Errorf("%q: got code %d, stdout %q, stderr %q, want %q", tt.args, got.code, got.stdout, got.stderr, tt.want)
 		}
@@ -151,25 +152,25 @@ func TestSlices_PolicyErrors(t *testing.T) {
 			code int
 			want string // on stderr if the command fails, else on stdout
 		}{
-			{[]string{"--policy", policies, "--policy-name", "inference"}, exitOK, "3g.40gb"},
-			{[]string{"--policy", policies}, exitOK, "timeslice"},
-			{[]string{"--policy", policies, "--policy-name", "x"}, exitUsage,
+			{[]string{"--policy", policies, "--policy-name", "inference"}, cli.ExitOK, "3g.40gb"},
+			{[]string{"--policy", policies}, cli.ExitOK, "timeslice"},
+			{[]string{"--policy", policies, "--policy-name", "x"}, cli.ExitUsage,
 				`there is no policy "x": choose one of development, existing, inference`},
-			{[]string{"--policy", misfit}, exitUsage,
+			{[]string{"--policy", misfit}, cli.ExitUsage,
 				`policy "default" does not fit this node: rules[0].mig.layout: 3g.40gb ×3 do not fit ` +
 					"an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"},
-			{[]string{"--policy", misfit + "x"}, exitUsage, "misfit.yamlx: no such file"},
+			{[]string{"--policy", misfit + "x"}, cli.ExitUsage, "misfit.yamlx: no such file"},
 		} {
 			got := cleave(t, append([]string{command, "--node-model", "hgx-h100"}, tt.args...)...)
 			said := got.stderr
-			if tt.code == exitOK {
+			if tt.code == cli.ExitOK {
 				said = got.stdout
 			}
 			if command == "inspect" && tt.want == "timeslice" {
 				tt.want = "by policy built-in"
 			}
 			if builtIn := command == "slices" && len(tt.args) == 2 &&
-				tt.code == exitOK; builtIn != strings.Contains(got.stderr, "has no policy named default") {
+				tt.code == cli.ExitOK; builtIn != strings.Contains(got.stderr, "has no policy named default") {
 				t.Errorf("%s %q: got stderr %q, want a word on the policy that was not picked: %t", command, tt.args, got.stderr, builtIn)
 			}
 			if got.code != tt.code || !strings.Contains(said, tt.want) {
@@ -186,7 +187,7 @@ func TestSlices_NoPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := cleave(t, "slices", "--node-model", "a30", "--policy", p)
-	if got.code != exitOK || strings.Count(got.stderr, "offers no partitions: MIG mode is off") != 1 {
+	if got.code != cli.ExitOK || strings.Count(got.stderr, "offers no partitions: MIG mode is off") != 1 {
 		t.Errorf("got code %d, stderr %q", got.code, got.stderr)
 	}
 }

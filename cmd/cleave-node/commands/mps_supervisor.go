@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 	"github.com/cleave-dra/cleave/pkg/driver/mps/supervisor"
 )
@@ -20,18 +21,18 @@ import (
 const selfProgram = "/proc/self/exe"
 
 func newMPSSupervisor() *cobra.Command {
-	config := supervisor.Config{Version: version}
-	service := newService()
+	config := supervisor.Config{Version: cli.Version}
+	service := cli.NewService()
 	cmd := &cobra.Command{
 		Use:   "mps-supervisor",
 		Short: "Run the MPS control daemons of a node",
 		Long: "mps-supervisor starts one MPS control daemon per GPU for the first claim that uses it, monitors it, and removes it\n" +
 			"after the last claim. The plugin connects to a socket in --dir. Daemons outlive the supervisor if they have their\n" +
 			"own cgroup (--daemon-cgroup) and it runs in the host's PID namespace; the next supervisor adopts them.\n\n" +
-			environmentHelp + "--start-timeout by START_TIMEOUT.",
-		Args: noArgs,
+			cli.EnvironmentHelp + "--start-timeout by START_TIMEOUT.",
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
+			if err := service.Begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
 			return supervisor.Run(cmd.Context(), config, []string{selfProgram, "mps-supervisor", "run-daemon"})
@@ -40,7 +41,7 @@ func newMPSSupervisor() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&config.Dir, "dir", mps.DefaultDir, "directory of the socket, the state and the daemons; the same path on the host")
-	addDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
+	cli.AddDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
 	flags.StringVar(&config.ComputeMode, "compute-mode", supervisor.ExclusiveMode,
 		"compute mode of a GPU while it is shared by MPS: exclusive (only the MPS server may use it) or keep (unchanged)")
 	flags.StringVar(&config.DaemonCgroup, "daemon-cgroup", "", "directory of the cgroup v2 file system, outside of any pod, "+
@@ -48,7 +49,7 @@ func newMPSSupervisor() *cobra.Command {
 	flags.DurationVar(&config.StartTimeout, "start-timeout", 20*time.Second, "how long a daemon may take to answer")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", 5*time.Second,
 		"how long a daemon may take to end: when asked, after SIGTERM, and after SIGKILL")
-	service.addFlags(flags)
+	service.AddFlags(flags)
 	cmd.AddCommand(newRunDaemon(), newMPSStatus())
 	return cmd
 }
@@ -73,10 +74,10 @@ func newMPSStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the daemons of a running supervisor",
 		Long:  "status shows the daemons of this node's supervisor. It fails if none answers, so it serves as a readiness probe.",
-		Args:  noArgs,
+		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
-				return &usageError{fmt.Errorf("--output %q is not one of table, json", output)}
+				return cli.UsageError(fmt.Errorf("--output %q is not one of table, json", output))
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), statusTimeout)
 			defer cancel()
@@ -90,7 +91,7 @@ func newMPSStatus() *cobra.Command {
 				return err
 			}
 			if output == "json" {
-				return printJSON(cmd.OutOrStdout(), status)
+				return cli.PrintJSON(cmd.OutOrStdout(), status)
 			}
 			return printMPS(cmd.OutOrStdout(), status)
 		},

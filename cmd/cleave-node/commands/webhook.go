@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"errors"
@@ -8,21 +8,22 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cleave-dra/cleave/pkg/driver/plugin"
+	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/admission"
 )
 
 func newWebhook() *cobra.Command {
 	server := admission.Server{Rules: admission.DefaultRules()}
-	service := newService()
+	service := cli.NewService()
 	cmd := &cobra.Command{
 		Use:   "webhook",
 		Short: "Check claims, templates and DeviceClasses when they are created",
 		Long: "webhook answers the API server's admission reviews (POST /validate) about ResourceClaims, ResourceClaimTemplates and\n" +
 			"DeviceClasses. It checks parameters when an object is created, as the plugin does when it prepares a claim. It needs\n" +
 			"no rights in the cluster. Without it, the plugin reports the same errors later.\n\n" +
-			environmentHelp + "--tls-cert-file by TLS_CERT_FILE.",
-		Args: noArgs,
+			cli.EnvironmentHelp + "--tls-cert-file by TLS_CERT_FILE.",
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			validate := func() error {
 				var errs []error
@@ -33,9 +34,9 @@ func newWebhook() *cobra.Command {
 						errs = append(errs, fmt.Errorf("%s is not set", f.flag))
 					}
 				}
-				return errors.Join(append(errs, plugin.CheckDriverName(server.Rules.Driver))...)
+				return errors.Join(append(errs, nodeslices.CheckDriverName(server.Rules.Driver))...)
 			}
-			if err := service.begin(cmd.Flags(), validate); err != nil {
+			if err := service.Begin(cmd.Flags(), validate); err != nil {
 				return err
 			}
 			return server.Run(cmd.Context(), nil)
@@ -49,6 +50,6 @@ func newWebhook() *cobra.Command {
 	flags.StringVar(&server.Rules.Driver, "driver-name", server.Rules.Driver, "name of the DRA driver whose parameters are checked")
 	flags.StringSliceVar(&server.Rules.SingleShare, "single-share-classes", server.Rules.SingleShare,
 		"DeviceClasses that allow only one device per request")
-	service.addFlags(flags)
+	service.AddFlags(flags)
 	return cmd
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
@@ -19,7 +20,7 @@ import (
 func inspected(t *testing.T, args ...string) *inspect.View {
 	t.Helper()
 	got := cleave(t, append([]string{"inspect", "-o", "json"}, args...)...)
-	if got.code != exitOK || got.stderr != "" {
+	if got.code != cli.ExitOK || got.stderr != "" {
 		t.Fatalf("got code %d, stderr %q", got.code, got.stderr)
 	}
 	v := &inspect.View{}
@@ -89,8 +90,8 @@ func TestInspect_UsageErrors(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := cleave(t, append([]string{"inspect"}, tt.args...)...)
-			if got.code != exitUsage || got.stdout != "" {
-				t.Errorf("got code %d and stdout %q, want %d and nothing", got.code, got.stdout, exitUsage)
+			if got.code != cli.ExitUsage || got.stdout != "" {
+				t.Errorf("got code %d and stdout %q, want %d and nothing", got.code, got.stdout, cli.ExitUsage)
 			}
 			for _, want := range append(tt.want, "'cleave inspect --help'") {
 				if !strings.Contains(got.stderr, want) {
@@ -104,7 +105,7 @@ func TestInspect_UsageErrors(t *testing.T) {
 func TestInspect_NoDriver(t *testing.T) {
 	empty := t.TempDir()
 	got := cleave(t, "inspect", "--driver-root", empty, "--kubelet-plugins-dir", empty)
-	if got.code != exitFailed || got.stdout != "" || !strings.Contains(got.stderr, "--nvml-library") {
+	if got.code != cli.ExitFailed || got.stdout != "" || !strings.Contains(got.stderr, "--nvml-library") {
 		t.Errorf("got code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
 	}
 }
@@ -112,8 +113,8 @@ func TestInspect_NoDriver(t *testing.T) {
 func TestInspect_ClosedPipe(t *testing.T) {
 	for _, form := range []string{"table", "wide", "json"} {
 		var stderr bytes.Buffer
-		if got := run(t.Context(), []string{"cleave", "inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
-			t.Errorf("-o %s: got exit code %d, want %d", form, got, exitFailed)
+		if got := cli.Run(t.Context(), New("cleave"), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != cli.ExitFailed {
+			t.Errorf("-o %s: got exit code %d, want %d", form, got, cli.ExitFailed)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+package commands
 
 import (
 	"context"
@@ -17,12 +17,10 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 )
-
-// gcPercent trades CPU for memory: an idle node daemon produces little garbage.
-const gcPercent = 50
 
 // reexec replaces this process with the same program and command line: a loaded libnvidia-ml cannot be replaced, nor can the owner
 // of ResourceSlices.
@@ -36,21 +34,21 @@ func reexec(ctx context.Context, why error) error {
 }
 
 func newKubeletPlugin() *cobra.Command {
-	config := plugin.Config{Version: version}
-	policies := policyFlags{}
-	service := newService()
+	config := plugin.Config{Version: cli.Version}
+	policies := cli.PolicyFlags{}
+	service := cli.NewService()
 	cmd := &cobra.Command{
 		Use:   "kubelet-plugin",
 		Short: "Serve a node's GPUs to its kubelet",
 		Long: "kubelet-plugin publishes the node's GPUs as ResourceSlices, and prepares and unprepares claims for the kubelet.\n" +
 			"It runs until it is stopped. Without an NVIDIA driver it waits for one and reports that.\n\n" +
-			environmentHelp + "--node-name by NODE_NAME.",
-		Args: noArgs,
+			cli.EnvironmentHelp + "--node-name by NODE_NAME.",
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
+			if err := service.Begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
+			config.PolicyFile, config.PolicyFormat = policies.File, policies.Format
 			err := plugin.Run(cmd.Context(), config)
 			if !plugin.IsRestart(err) {
 				return err
@@ -79,15 +77,15 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.CDIDir, "cdi-dir", kubeletplugin.DefaultCDIDir, "directory that the container runtime reads CDI specs from")
 	flags.StringVar(&config.HookDir, "cdi-hook-dir", "", "directory of the hook programs that CDI specs name, at the same path on the host, "+
 		"for pods with user namespaces; empty for the plugin's own, which only root can access")
-	addDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
+	cli.AddDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup",
 		"where the host's cgroups are mounted: those of pods, and with version 2 those whose memory drivers limit")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
-	policies.addFile(flags)
+	policies.AddFile(flags)
 	flags.StringSliceVar(&config.PolicyLabels, "policy-labels", []string{v1alpha1.PolicyLabel},
 		"node labels, of which the first that the node has names its policy")
-	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to disable MPS")
+	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty to disable MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+
 			"needs the feature gate DRAListTypeAttributes, which the plugin checks at the API server")
@@ -95,6 +93,6 @@ func newKubeletPlugin() *cobra.Command {
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute,
 		"time between comparisons of the node's claims with the API server")
-	service.addFlags(flags)
+	service.AddFlags(flags)
 	return cmd
 }

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/cli"
+)
+
+// New is the command line of the program, by the name that it was started as.
+func New(program string) *cobra.Command {
+	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
+		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, checks manifests and policies, and\n"+
+			"imports and simulates them. What runs on nodes is cleave-node.",
+		newDashboard(), newInspect(), newExplain(), newSlices(), newSimulate(), newValidate(), newImport(), cli.NewNVMLProbe())
+	if strings.HasPrefix(filepath.Base(program), kubectlPrefix) {
+		asPlugin(root)
+	}
+	return root
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeslices
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
+const maxDriverName = 63
+
+// CheckDriverName returns by its flag what is wrong with a driver's name; nil if nothing is.
+func CheckDriverName(name string) error {
+	msgs := validation.IsDNS1123Subdomain(name)
+	if len(name) > maxDriverName {
+		msgs = append(msgs, fmt.Sprintf("it has %d characters, more than %d", len(name), maxDriverName))
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
+}
+
+// CheckNodeName returns by its flag what is wrong with a node's name; nil if nothing is.
+func CheckNodeName(name string) error {
+	if name == "" {
+		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")
+	}
+	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 {
+		return fmt.Errorf("--node-name %q cannot be a Node's name: %s", name, strings.Join(msgs, "; "))
+	}
+	return nil
+}
