@@ -125,7 +125,7 @@ images: cleave cleave-node scheduler ## build the images of the Dockerfile with 
 
 PREVIOUS := $(BIN)/previous
 .PHONY: previous
-previous: ## build the last release, which upgrades are tested from, in bin/previous
+previous: ## build the last tag, or without one the last commit, which upgrades are tested from, in bin/previous
 	hack/build-previous $(PREVIOUS)
 
 .PHONY: release

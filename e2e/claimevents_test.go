@@ -75,7 +75,7 @@ func TestClaimEvents_UnprepareFails(t *testing.T) {
 	gpu, _, _ := strings.Cut(s.pods.device(ctx, pod), "-mig-")
 	s.hardware.fault(ctx, gpu, "--fail", "nvmlGpuInstanceDestroy", "UNKNOWN")
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
-	s.events.waitOnce(ctx, pod, "unprepare", "other", "UnprepareFailed", "The pod cannot end: ", ". The kubelet tries again")
+	s.events.waitOnce(ctx, pod, "unprepare", "other", "UnprepareFailed", "Cannot unprepare the claim: ", ". The kubelet retries")
 	s.hardware.sim(ctx, "fault", "--clear")
 	s.pods.gone(ctx, "stuck")
 	s.hardware.waitPartitions(ctx)
@@ -94,7 +94,7 @@ func TestClaimEvents_MPSServer(t *testing.T) {
 	}
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
 	next := s.pods.scheduled(ctx, "next")
-	s.events.waitOnce(ctx, next, "prepare", "other", "MPSDaemonNotStarted", "start the MPS server of GPU", ". The kubelet tries again")
+	s.events.waitOnce(ctx, next, "prepare", "other", "MPSDaemonNotStarted", "start the MPS server of GPU", ". The kubelet retries")
 	s.events.checkOnce(ctx, pod, "MPSDaemonLost")
 	s.hardware.sim(ctx, "fault", "--clear")
 	s.pods.running(ctx, "next")

@@ -133,16 +133,16 @@ var causes = map[string]pending{
 			s.other(ctx, claimOf(8))
 			s.create(ctx, claimPod("pending", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))...)
 		},
-		[]string{"56 devices are overlapped by what is allocated to", "(other)", "counters slice-0"}, deleteOther},
+		[]string{"56 devices overlap with allocations of", "(other)", "counters slice-0"}, deleteOther},
 	"too-few": {
 		func(ctx context.Context, s *space) { s.other(ctx, claimOf(3)); s.create(ctx, gpuPod("pending", 6)...) },
-		[]string{"6 devices are asked for, and 5 fit", "3 devices are allocated to", "5 of class gpu.cleave.dev on"}, deleteOther},
+		[]string{"6 devices requested, but only 5 fit", "3 devices are allocated to", "5 of class gpu.cleave.dev on"}, deleteOther},
 	"share": {
 		func(ctx context.Context, s *space) {
 			s.other(ctx, shareOf("timeslice.cleave.dev", "70Gi", "0000:1b:00.0"))
 			s.create(ctx, claimPod("pending", shareOf("timeslice.cleave.dev", "20Gi", "0000:1b:00.0"))...)
 		},
-		[]string{"1 device is shared, and too little is left: memory 20Gi is asked for, the most is", "(other)"}, deleteOther},
+		[]string{"1 device is shared, and too little is left: memory 20Gi requested, at most", "(other)"}, deleteOther},
 	"taint-rule": {
 		func(ctx context.Context, s *space) {
 			pool := env.cluster.NodeName()
@@ -166,7 +166,7 @@ var causes = map[string]pending{
 			spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
 			s.create(ctx, claimPod("pending", spec)...)
 		},
-		[]string{"no choice of them meets matchAttribute gpu.cleave.dev/parentUUID"},
+		[]string{"no combination satisfies matchAttribute gpu.cleave.dev/parentUUID"},
 		func(ctx context.Context, s *space) {
 			s.pods.delete(ctx, "pending")
 			s.must(env.kube.ResourceV1().ResourceClaimTemplates(s.name).Delete(ctx, "pending", metav1.DeleteOptions{}))

@@ -38,18 +38,11 @@ const (
 // unloaded or replaced.
 const ReleaseDriverLabel = Group + "/release-driver"
 
-// DrainLabel is the former name of gpu.cleave.dev/release-driver, with the same effect.
-//
-// Deprecated: use ReleaseDriverLabel.
-const DrainLabel = Group + "/drain"
-
 // PlacementAnnotation is that by which a pod has a strategy of cleave-scheduler of its own.
 const PlacementAnnotation = Group + "/placement"
 
-// ReleasesDriver reports whether the labels of a node ask for the release of the driver, by either name.
-func ReleasesDriver(labels map[string]string) bool {
-	return labels[ReleaseDriverLabel] == "true" || labels[DrainLabel] == "true"
-}
+// ReleasesDriver reports whether the labels of a node request the release of the driver.
+func ReleasesDriver(labels map[string]string) bool { return labels[ReleaseDriverLabel] == "true" }
 
 // Rule is how some of a node's GPUs are offered.
 type Rule struct {

@@ -28,29 +28,33 @@ import (
 const maxState = 1 << 20
 
 func main() {
-	if err := run(os.Args[1:], os.Getenv(pciVariable), os.Stdin, "/", nvml.LimitMemory); err != nil {
+	if err := run(os.Args[1:], os.Stdin, "/", nvml.LimitMemory); err != nil {
 		fmt.Fprintf(os.Stderr, "cleave-memory-limit: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// pciVariable has the PCI address of the GPU, such as 0000:1b:00.0.
-const pciVariable = "CLEAVE_GPU_PCI"
-
 // limiter is nvml.LimitMemory.
 type limiter func(opts nvml.Options, of nvml.LimitedGPU, cgroup string, limit uint64) error
 
-func run(args []string, address string, stdin io.Reader, root string, limit limiter) error {
+const usage = "use --driver-root DIR --gpu UUID --pci ADDRESS --limit BYTES, with the container's state on standard input"
+
+func run(args []string, stdin io.Reader, root string, limit limiter) error {
 	flags := flag.NewFlagSet("cleave-memory-limit", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	driverRoot := flags.String("driver-root", "/", "root of the driver's files on the host")
 	uuid := flags.String("gpu", "", "UUID of the GPU")
+	address := flags.String("pci", "", "PCI address of the GPU, such as 0000:1b:00.0")
 	amount := flags.Uint64("limit", 0, "limit in bytes")
 	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("%w: use --driver-root DIR --gpu UUID --limit BYTES, with the container's state on standard input", err)
+		return fmt.Errorf("%w: %s", err, usage)
 	}
 	if *uuid == "" || *amount == 0 || flags.NArg() > 0 {
-		return errors.New("use --driver-root DIR --gpu UUID --limit BYTES, with the container's state on standard input")
+		return errors.New(usage)
+	}
+	pci, err := gpu.ParsePCIAddress(*address)
+	if err != nil {
+		return fmt.Errorf("--pci: %w", err)
 	}
 	pid, err := containerPID(stdin)
 	if err != nil {
@@ -60,14 +64,7 @@ func run(args []string, address string, stdin io.Reader, root string, limit limi
 	if err != nil {
 		return fmt.Errorf("find the container's cgroup: %w", err)
 	}
-	of := nvml.LimitedGPU{UUID: *uuid}
-	if address != "" {
-		pci, err := gpu.ParsePCIAddress(address)
-		if err != nil {
-			return fmt.Errorf("read %s: %w", pciVariable, err)
-		}
-		of.PCI = &pci
-	}
+	of := nvml.LimitedGPU{PCI: pci, UUID: *uuid}
 	if err := limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, of, cgroup, *amount); err != nil {
 		return errors.Join(err, noController(root, cgroup))
 	}

@@ -39,8 +39,8 @@ func TestRun_CgroupLimit(t *testing.T) {
 		return nil
 	}
 	root := procOf(t, "12:devices:/elsewhere\n0::/kubepods.slice/pod1/c1\n")
-	args := []string{"--driver-root=/run/nvidia/driver/", "--gpu=GPU-1", "--limit=1024"}
-	if err := run(args, "0000:1b:00.0", strings.NewReader(`{"ociVersion":"1.0.2","id":"x","pid":42,"bundle":"/b"}`), root, limit); err != nil {
+	args := []string{"--driver-root=/run/nvidia/driver/", "--gpu=GPU-1", "--pci=0000:1b:00.0", "--limit=1024"}
+	if err := run(args, strings.NewReader(`{"ociVersion":"1.0.2","id":"x","pid":42,"bundle":"/b"}`), root, limit); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"/run/nvidia/driver 0000:1b:00.0 GPU-1 /sys/fs/cgroup/kubepods.slice/pod1/c1 1024"}, got); diff != "" {
@@ -49,7 +49,7 @@ func TestRun_CgroupLimit(t *testing.T) {
 }
 
 func TestRun_Errors(t *testing.T) {
-	good := []string{"--gpu=GPU-1", "--limit=1024"}
+	good := []string{"--gpu=GPU-1", "--pci=0000:1b:00.0", "--limit=1024"}
 	failed := errors.New("the driver is not loaded")
 	tests := map[string]struct {
 		args  []string
@@ -61,6 +61,7 @@ func TestRun_Errors(t *testing.T) {
 		"no GPU":          {[]string{"--limit=1"}, `{"pid":42}`, "0::/a\n", nil, "--gpu UUID"},
 		"no limit":        {[]string{"--gpu=GPU-1"}, `{"pid":42}`, "0::/a\n", nil, "--limit BYTES"},
 		"negative limit":  {[]string{"--gpu=GPU-1", "--limit=-1"}, `{"pid":42}`, "0::/a\n", nil, "limit"},
+		"no address":      {[]string{"--gpu=GPU-1", "--limit=1024"}, `{"pid":42}`, "0::/a\n", nil, "--pci"},
 		"unknown flag":    {append(good, "--share"), `{"pid":42}`, "0::/a\n", nil, "share"},
 		"more arguments":  {append(good, "x"), `{"pid":42}`, "0::/a\n", nil, "use --driver-root"},
 		"no state":        {good, "", "0::/a\n", nil, "read the container's state"},
@@ -73,7 +74,7 @@ func TestRun_Errors(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			err := run(tt.args, "", strings.NewReader(tt.state), procOf(t, tt.proc),
+			err := run(tt.args, strings.NewReader(tt.state), procOf(t, tt.proc),
 				func(nvml.Options, nvml.LimitedGPU, string, uint64) error { return tt.limit })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
@@ -82,19 +83,12 @@ func TestRun_Errors(t *testing.T) {
 	}
 }
 
-func TestRun_NoAddress(t *testing.T) {
-	err := run([]string{"--gpu=GPU-1", "--limit=1024"}, "1b", strings.NewReader(`{"pid":42}`), procOf(t, "0::/a\n"), nil)
-	if err == nil || !strings.Contains(err.Error(), "read CLEAVE_GPU_PCI") {
-		t.Errorf("got %v of a variable that has no address", err)
-	}
-}
-
 // A runtime may leave the kernel's controller off for its containers.
 func TestRun_NoController(t *testing.T) {
 	root := procOf(t, "0::/pod/c1\n")
 	refused := errors.New("not found")
 	says := func() string {
-		return fmt.Sprint(run([]string{"--gpu=GPU-1", "--limit=1024"}, "", strings.NewReader(`{"pid":42}`), root,
+		return fmt.Sprint(run([]string{"--gpu=GPU-1", "--pci=0000:1b:00.0", "--limit=1024"}, strings.NewReader(`{"pid":42}`), root,
 			func(nvml.Options, nvml.LimitedGPU, string, uint64) error { return refused }))
 	}
 	hierarchy := filepath.Join(root, "sys/fs/cgroup")

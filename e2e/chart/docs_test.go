@@ -109,11 +109,3 @@ func TestValues_ListedInDocs(t *testing.T) {
 		t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", valuesDoc, diff)
 	}
 }
-
-// The deprecated name of a value has the same effect.
-func TestRender_DeprecatedValues(t *testing.T) {
-	now := mustRender(t, "driver: {hostDirectories: [/usr]}")
-	if diff := cmp.Diff(now, mustRender(t, "driver: {hostFolders: [/usr]}")); diff != "" {
-		t.Errorf("driver.hostFolders differs from driver.hostDirectories:\n%s", diff)
-	}
-}

@@ -295,7 +295,6 @@ func TestRender_InvalidValues(t *testing.T) {
 		"image: {pullPolicy: Sometimes}":                                "/image/pullPolicy",
 		"driver: {root: usr}":                                           "/driver/root",
 		"driver: {hostDirectories: [usr]}":                              "/driver/hostDirectories/0",
-		"driver: {hostFolders: [usr]}":                                  "/driver/hostFolders/0",
 		"kubelet: {dir: kubelet}":                                       "/kubelet/dir",
 		"mps: {dir: /run/cleave/a b}":                                   "/mps/dir",
 		"mps: {computeMode: shared}":                                    "/mps/computeMode",

@@ -109,7 +109,7 @@ func (b *bed) addNodes(t testing.TB, model string, names ...string) {
 	inventory, err := models.Load(model)
 	must(t, err)
 	const placeholder = "node-placeholder"
-	objects := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, placeholder)
+	objects := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), v1alpha1.Group, placeholder)
 	for i := range inventory.GPUs {
 		b.gpus[model] = append(b.gpus[model], inventory.GPUs[i].PCI.DeviceName())
 	}

@@ -98,7 +98,7 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 	for i, r := range NewTrace(mix, 90, 8, 300, 1) {
 		name := fmt.Sprintf("claim-%d", i)
 		want, wantErr := nodes[0].Allocate(t.Context(), allocator.NewClaim(name, r.Kind.Class, 1))
-		got, gotErr := nodes[1].AllocateSome(t.Context(), name, r.Kind.Class, 1)
+		got, gotErr := nodes[1].AllocateFromClass(t.Context(), name, r.Kind.Class, 1)
 		if errors.Is(wantErr, allocator.ErrNoFit) && errors.Is(gotErr, allocator.ErrNoFit) {
 			at := i % len(running)
 			nodes[0].Release(running[at].all)

@@ -28,7 +28,7 @@ func BenchmarkCounters(b *testing.B) {
 	for _, class := range []string{"gpu.cleave.dev", "mig-1g.10gb.cleave.dev", timeSlice} {
 		for _, counters := range [][]v1alpha1.QuotaCounter{nil, v1alpha1.QuotaCounters()} {
 			rule := v1alpha1.Rule{Publish: &v1alpha1.PublishPolicy{Counters: counters}}
-			published := Cleave(policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, inventory.Node, policy.Means{}))
+			published := Cleave(policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, inventory.Node, policy.Capabilities{}))
 			b.Run(fmt.Sprintf("class=%s/counters=%d", class, len(counters)), func(b *testing.B) {
 				fill(b, published, deviceClasses, class)
 			})

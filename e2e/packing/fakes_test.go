@@ -57,7 +57,7 @@ func offeredNode(t *testing.T, name string, rules ...v1alpha1.Rule) *policy.Node
 
 // offered is an inventory whose GPUs offer what rules say, or the default policy.
 func offered(inventory *policy.Node, rules ...v1alpha1.Rule) *policy.Node {
-	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, inventory.Node, policy.Means{})
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, inventory.Node, policy.Capabilities{})
 }
 
 // boardNode is a node of two GPUs of a board, which no node model may have.

@@ -51,7 +51,7 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 	}
 	i, err := read([]byte(text), migrate.Options{})
 	must(t, err)
-	inventory = policy.Apply(p, inventory.Node, policy.Means{Partitions: partitions})
+	inventory = policy.Apply(p, inventory.Node, policy.Capabilities{Partitions: partitions})
 	return clusterOf(t, inventory, Cleave(inventory), i.Classes())
 }
 

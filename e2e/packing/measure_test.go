@@ -76,7 +76,7 @@ func newMeasured(t *testing.T, published []*resourceapi.ResourceSlice, rules ...
 	return m
 }
 
-// allocate checks that the measure foresees what the allocator does.
+// allocate checks that the measure predicts what the allocator does.
 func (m *measured) allocate(t *testing.T, claims ...*resourceapi.ResourceClaim) []resourceapi.AllocationResult {
 	t.Helper()
 	var specs []*resourceapi.ResourceClaimSpec

@@ -32,7 +32,7 @@ func PublishedByModel(ctx context.Context, model string, p *v1alpha1.NodePolicy)
 	if p == nil {
 		p = &v1alpha1.NodePolicy{}
 	}
-	return Cleave(policy.Apply(p, node.Node, policy.Means{})), nil
+	return Cleave(policy.Apply(p, node.Node, policy.Capabilities{})), nil
 }
 
 // ForNode are slices as another node publishes them.

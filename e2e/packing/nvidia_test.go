@@ -26,7 +26,7 @@ var nvidiaForms = map[string]NVIDIA{
 	"dynamic MIG, memory":  {DynamicMIG: true, Shares: "memory"},
 }
 
-// TestMeasure_AgreesOnNVIDIASlices: the measure foresees what the allocator takes of the slices of NVIDIA's own driver.
+// TestMeasure_AgreesOnNVIDIASlices: the measure predicts what the allocator takes of the slices of NVIDIA's own driver.
 func TestMeasure_AgreesOnNVIDIASlices(t *testing.T) {
 	for _, name := range []string{"hgx-h100", "dgx-a100", "l40s"} {
 		for form, n := range nvidiaForms {

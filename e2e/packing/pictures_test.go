@@ -22,7 +22,7 @@ func TestPictures_UpToDate(t *testing.T) {
 	classes, err := manifests.Classes()
 	must(t, err)
 	pool := simulation.Pool{
-		Model: "hgx-h100", Nodes: 50, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), Driver: v1alpha1.Group, Classes: classes,
+		Model: "hgx-h100", Nodes: 50, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), Driver: v1alpha1.Group, Classes: classes,
 	}
 	for _, name := range []string{"inference", "training", "mixed"} {
 		data := readFile(t, examplesDir+"/workloads/"+name+".yaml")

@@ -44,10 +44,10 @@ func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClai
 	return n.Node.Allocate(ctx, claims...)
 }
 
-// AllocateSome orders the whole GPUs and allocates devices of a class.
-func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
+// AllocateFromClass orders the whole GPUs and allocates devices of a class.
+func (n *Node) AllocateFromClass(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
 	n.rank()
-	return n.Node.AllocateSome(ctx, name, class, count)
+	return n.Node.AllocateFromClass(ctx, name, class, count)
 }
 
 // rank orders the whole GPUs by what is free.

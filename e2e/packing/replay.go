@@ -51,7 +51,7 @@ func Replay(ctx context.Context, node *Node, inventory *policy.Node, trace []Req
 			running = running[1:]
 		}
 		tally.Requested += r.Kind.Slices
-		result, err := node.AllocateSome(ctx, fmt.Sprintf("claim-%d", i), r.Kind.Class, max(1, r.Kind.Count))
+		result, err := node.AllocateFromClass(ctx, fmt.Sprintf("claim-%d", i), r.Kind.Class, max(1, r.Kind.Count))
 		if errors.Is(err, allocator.ErrNoFit) {
 			tally.Rejected += r.Kind.Slices
 			continue

@@ -79,8 +79,14 @@ const PreviousTag = "previous"
 
 // ImportPrevious gives containerd the image of the release before.
 func ImportPrevious(ctx context.Context, c *cluster.Cluster, source string) error {
-	return importRoot(ctx, c, filepath.Join(source, "bin", "image"),
-		cluster.Image{Ref: repository + ":" + PreviousTag, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
+	root := filepath.Join(source, "bin", "image")
+	programs, err := filepath.Glob(filepath.Join(root, "usr", "bin", "cleave*"))
+	if err != nil || len(programs) != 1 {
+		return fmt.Errorf("find the program of the image in %s: there are %v, error %v", root, programs, err)
+	}
+	return importRoot(ctx, c, root, cluster.Image{
+		Ref: repository + ":" + PreviousTag, Entrypoint: []string{"/usr/bin/" + filepath.Base(programs[0])}, Cmd: []string{"kubelet-plugin"},
+	})
 }
 
 // Prepare creates a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 (make sim) and an

@@ -66,7 +66,7 @@ func slicesOf(b *bed, name string) *resourceapi.ResourceSliceList {
 	b.t.Helper()
 	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
 	must(b.t, err)
-	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{}), v1alpha1.Group, name)
+	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Capabilities{}), v1alpha1.Group, name)
 }
 
 // addPods creates pods, each with a claim for a device of a class.

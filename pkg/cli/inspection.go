@@ -122,7 +122,7 @@ func (f *Inspection) hardware(ctx context.Context) (*inspect.Hardware, error) {
 		}
 		f.Policy.Active = filepath.Join(f.pluginsDir, f.DriverName, policy.ActiveFile)
 	}
-	session, node, err := f.Offered(ctx, func(session Session) (policy.Means, error) {
+	session, node, err := f.Offered(ctx, func(session Session) (policy.Capabilities, error) {
 		for i := range session.Node().GPUs {
 			g := &session.Node().GPUs[i]
 			parts, err := session.Partitions(ctx, g)
@@ -131,7 +131,7 @@ func (f *Inspection) hardware(ctx context.Context) (*inspect.Hardware, error) {
 			}
 			h.Partitions[g.PCI] = parts
 		}
-		return policy.Means{MPS: f.noMPS(ctx), Allocated: records.AllocatedOf(h.Records), Partitions: h.Unclaimed}, ctx.Err()
+		return policy.Capabilities{MPS: f.noMPS(ctx), Allocated: records.AllocatedOf(h.Records), Partitions: h.Unclaimed}, ctx.Err()
 	})
 	if err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func (f *Machine) Inventory(ctx context.Context) (*policy.Node, error) {
 	if f.WithoutMPS {
 		noMPS = errors.New("--without-mps")
 	}
-	session, node, err := f.Offered(ctx, func(Session) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
+	session, node, err := f.Offered(ctx, func(Session) (policy.Capabilities, error) { return policy.Capabilities{MPS: noMPS}, nil })
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (f *Machine) Inventory(ctx context.Context) (*policy.Node, error) {
 }
 
 // Offered reads the machine or model with the offers of its policy.
-func (f *Machine) Offered(ctx context.Context, look func(Session) (policy.Means, error)) (Session, *policy.Node, error) {
+func (f *Machine) Offered(ctx context.Context, look func(Session) (policy.Capabilities, error)) (Session, *policy.Node, error) {
 	name, p, err := f.Policy.load()
 	if err != nil {
 		return nil, nil, err

@@ -70,7 +70,7 @@ func TestExplain_Objects(t *testing.T) {
 		want       string
 		state      explain.State
 	}{
-		"a pod": {kind: "pod", name: "trainer", want: "9 devices are asked for, and 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
+		"a pod": {kind: "pod", name: "trainer", want: "9 devices requested, but only 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
 		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
 			want: "the claim was not created from ResourceClaimTemplate trainer"},
 		"in a cluster that does not count shares": {kind: "claim", name: created, state: explain.Refused,

@@ -40,7 +40,7 @@ func slicesOf(t *testing.T, model, driver, node string) []runtime.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := nodeslices.Objects(policy.Apply(p, session.Node(), policy.Means{}), driver, node)
+	list := nodeslices.Objects(policy.Apply(p, session.Node(), policy.Capabilities{}), driver, node)
 	var objects []runtime.Object
 	for i := range list.Items {
 		objects = append(objects, &list.Items[i])

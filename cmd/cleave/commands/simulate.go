@@ -37,7 +37,7 @@ func newSimulate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate --workload FILE",
 		Short: "Replay arriving and leaving pods on a pool of nodes, by strategy",
-		Long: "simulate places pods on a pool of equal nodes on paper and compares strategies: default is kube-scheduler in its\n" +
+		Long: "simulate places pods on a simulated pool of equal nodes and compares strategies: default is kube-scheduler in its\n" +
 			"default configuration, pack and spread are those of cleave-scheduler. Devices are chosen by the scheduler's own\n" +
 			"allocator, from what nodes of the model publish under a policy. It shows what is rejected, how many GPUs stay\n" +
 			"whole, and fragmentation over time. A pod without a place is dropped.\n\n" +

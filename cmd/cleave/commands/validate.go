@@ -129,14 +129,14 @@ func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
 		n.Words, n.Model = "a node of model "+f.Model, true
 	}
 	if f.WithoutMPS {
-		n.Means.MPS = errors.New("--without-mps")
+		n.Capabilities.MPS = errors.New("--without-mps")
 	}
 	limited := map[gpu.PCIAddress]bool{}
 	for i := range n.GPUs.GPUs {
 		pci := n.GPUs.GPUs[i].PCI
 		limited[pci] = session.LimitsMemory(ctx, pci, f.CgroupRoot)
 	}
-	n.Means = policy.Means{MPS: n.Means.MPS, CgroupMemory: func(g *gpu.GPU) bool { return limited[g.PCI] }}
+	n.Capabilities = policy.Capabilities{MPS: n.Capabilities.MPS, CgroupMemory: func(g *gpu.GPU) bool { return limited[g.PCI] }}
 	return n, session.Close()
 }
 

@@ -40,7 +40,7 @@ func TestSymbols_UpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	output := filepath.Join(t.TempDir(), "symbols.c")
-	if err := run(filepath.Join(strings.TrimSpace(string(dir)), "pkg/driver/nvml/nvml.h"), output); err != nil {
+	if err := run(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/nvml.h"), output); err != nil {
 		t.Fatal(err)
 	}
 	want, err := os.ReadFile(output)

@@ -5,6 +5,7 @@
 package broken
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -26,6 +27,58 @@ var (
 	seeds = flag.Uint64("seeds", 2, "how many histories of each build")
 )
 
+// breaks are what a broken build may leave out where CLEAVE_BROKEN says so: statements put into files of the product, at the start
+// of a function.
+var breaks = []struct{ file, function, statement string }{
+	{"pkg/domain/store/boot.go", "func BootID(procfs string) (string, error) {", `if os.Getenv("CLEAVE_BROKEN") == "boot" {
+		return "any", nil
+	}`},
+	{"pkg/driver/claims/locks.go", "func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {", `if os.Getenv("CLEAVE_BROKEN") == "locks" {
+		return &Held{}, nil
+	}`},
+	{"pkg/driver/claims/record.go", "func (a *preparation) record() error {", `if os.Getenv("CLEAVE_BROKEN") == "record" {
+		return nil
+	}`},
+}
+
+// overlay is a file for go build -overlay, by which the product's files are the broken ones.
+func overlay(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, replaced := t.TempDir(), map[string]string{}
+	for i, b := range breaks {
+		original := filepath.Join(root, b.file)
+		text, err := os.ReadFile(original)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, after, found := strings.Cut(string(text), b.function+"\n")
+		if !found {
+			t.Fatalf("%s has no %q to break", b.file, b.function)
+		}
+		broken := before + b.function + "\n\t" + b.statement + "\n" + after
+		if !strings.Contains(broken, "\t\"os\"\n") {
+			broken = strings.Replace(broken, "import (\n", "import (\n\t\"os\"\n", 1)
+		}
+		replaced[original] = filepath.Join(dir, fmt.Sprintf("%d.go", i))
+		if err := os.WriteFile(replaced[original], []byte(broken), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // build builds the plugin and names it as the product is.
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
@@ -41,7 +94,7 @@ func TestCheck_BrokenBuilds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds two programs, and starts some hundred processes")
 	}
-	right, broken := build(t), build(t, "-tags", "broken")
+	right, broken := build(t), build(t, "-overlay", overlay(t))
 	for _, tc := range []struct {
 		name, program, lacks string
 		// rule that is broken in each history.
@@ -80,7 +133,7 @@ func TestCheck_BrokenBuildsBySeed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program")
 	}
-	broken := build(t, "-tags", "broken")
+	broken := build(t, "-overlay", overlay(t))
 	for _, lacks := range []string{"locks", "record", "boot"} {
 		first, again := violations(t, broken, lacks, *seed), violations(t, broken, lacks, *seed)
 		if diff := cmp.Diff(timeless(first), timeless(again)); diff != "" {

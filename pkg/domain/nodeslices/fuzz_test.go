@@ -47,7 +47,7 @@ func FuzzPolicies(f *testing.F) {
 			}
 			for _, node := range nodes {
 				if policy.Check(p, node) == nil {
-					checkLimits(t, slicesOf(t, policy.Apply(p, node, policy.Means{})))
+					checkLimits(t, slicesOf(t, policy.Apply(p, node, policy.Capabilities{})))
 				}
 			}
 		}

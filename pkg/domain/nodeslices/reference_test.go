@@ -33,7 +33,7 @@ func TestReference_Complete(t *testing.T) {
 			if all {
 				rule.Publish = &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}
 			}
-			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Means{})
+			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Capabilities{})
 			for i := range node.GPUs {
 				if node.GPUs[i].MIG.NeedsReset {
 					node.GPUs[i].MIG.Enabled = i%2 == 0

@@ -21,7 +21,7 @@ import (
 // offeredNode is a node of a model whose GPUs offer what a policy says, with every means.
 func offeredNode(t *testing.T, model string, rules ...v1alpha1.Rule) *policy.Node {
 	t.Helper()
-	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model).Node, policy.Means{})
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model).Node, policy.Capabilities{})
 }
 
 // sharedOf are the shared devices of a node, in order.
@@ -65,7 +65,7 @@ func TestShared_T4(t *testing.T) {
 }
 
 func TestShared_NothingOptional(t *testing.T) {
-	node := policy.Apply(&v1alpha1.NodePolicy{}, &gpu.Node{GPUs: []gpu.GPU{bareGPU()}}, policy.Means{})
+	node := policy.Apply(&v1alpha1.NodePolicy{}, &gpu.Node{GPUs: []gpu.GPU{bareGPU()}}, policy.Capabilities{})
 	shared := sharedOf(t, node)
 	if len(shared) != 1 {
 		t.Fatalf("got %d shared devices, want the time slices", len(shared))
@@ -128,7 +128,7 @@ func TestShared_MultipleAllocations(t *testing.T) {
 }
 
 func TestShared_MemoryEnforcement(t *testing.T) {
-	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30").Node, policy.Means{
+	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30").Node, policy.Capabilities{
 		CgroupMemory: func(g *gpu.GPU) bool { return g.Index == 0 },
 	})
 	got := map[string]string{}
@@ -157,7 +157,7 @@ func TestLimits_Shares(t *testing.T) {
 	}
 	// Two shared devices a GPU: 33 GPUs have more than a slice takes.
 	for _, n := range []int{8, 31, 32, 33, 64, 65} {
-		node := policy.Apply(&v1alpha1.NodePolicy{}, nodeOf(n).Node, policy.Means{})
+		node := policy.Apply(&v1alpha1.NodePolicy{}, nodeOf(n).Node, policy.Capabilities{})
 		checkLimits(t, slicesOf(t, node))
 		if got := len(sharedOf(t, node)); got != 2*n {
 			t.Errorf("%d GPUs: got %d shared devices, want two each", n, got)
@@ -188,7 +188,7 @@ func TestLimits_AnyPolicy(t *testing.T) {
 		node := *model.Node
 		node.GPUs = []gpu.GPU{model.GPUs[0]}
 		node.GPUs[0].Memory = &board
-		if checkLimits(t, slicesOf(t, policy.Apply(p, &node, policy.Means{}))); t.Failed() {
+		if checkLimits(t, slicesOf(t, policy.Apply(p, &node, policy.Capabilities{}))); t.Failed() {
 			t.Fatalf("%d bytes of memory and the policy\n%s", board, text)
 		}
 	}

@@ -25,7 +25,7 @@ func (r *Request) use(device int) Use {
 	return Use{Device: device, Amounts: r.Amounts[device]}
 }
 
-// searchSteps bound the search: what the allocator may take seconds for is not foreseen.
+// searchSteps bound the search: what the allocator may take seconds for is not predicted.
 const searchSteps = 5000
 
 // ErrSearch is returned where the search was given up.

@@ -47,7 +47,7 @@ func TestApply_Amounts(t *testing.T) {
 				TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: &tt.shares, Memory: tt.memory},
 				MPS:       &v1alpha1.MPSPolicy{Shares: &tt.shares, Memory: tt.memory, Cores: tt.cores, SharedMemory: amount("2Gi")},
 			}}}
-			got := offers(Apply(p, node(), Means{}))[0]
+			got := offers(Apply(p, node(), Capabilities{}))[0]
 			if diff := cmp.Diff([]Cut{tt.want, tt.want, tt.wantC}, []Cut{got.TimeSlice.Memory, got.MPS.Memory, got.MPS.Cores}); diff != "" {
 				t.Errorf("cuts of time slices and MPS (-want +got):\n%s", diff)
 			}
@@ -113,7 +113,7 @@ func TestApply_GPUTooSmall(t *testing.T) {
 	small := &v1alpha1.MemoryCut{Minimum: amount("81Gi")}
 	got := offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{
 		TimeSlice: &v1alpha1.TimeSlicePolicy{Memory: small}, MPS: &v1alpha1.MPSPolicy{Memory: small},
-	}}}, node(), Means{}))[0]
+	}}}, node(), Capabilities{}))[0]
 	const why = "the policy's smallest share of memory is more than the 81920 MiB that the GPU has"
 	if got.TimeSlice != nil || got.MPS != nil || got.NoTimeSlice != why || got.NoMPS != why {
 		t.Errorf("got %+v, want no shares because %q", got, why)
@@ -132,7 +132,7 @@ func TestApply_DefaultAmounts(t *testing.T) {
 				rule.MPS.Memory = &v1alpha1.MemoryCut{Minimum: amount(quantity(8 * gib)), Step: amount(quantity(gib))}
 				rule.MPS.Cores = &v1alpha1.CoreCut{Minimum: ptr(1 + random.Int32N(100)), Step: ptr(1 + random.Int32N(100))}
 			}
-			for i, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, n, Means{})) {
+			for i, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, n, Capabilities{})) {
 				what := fmt.Sprintf("%s, GPU %d, round %d", name, i, round)
 				if (o.TimeSlice == nil) != (o.NoTimeSlice != "") || (o.MPS == nil) != (o.NoMPS != "") || round == 0 && (o.TimeSlice == nil || o.MPS == nil) {
 					t.Fatalf("%s: not shared: %+v", what, o)
@@ -155,19 +155,19 @@ func TestApply_DefaultAmounts(t *testing.T) {
 func TestApply_InputUnchanged(t *testing.T) {
 	n, before := node(), node()
 	p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(2))}}}}
-	first := Apply(p, n, Means{})
+	first := Apply(p, n, Capabilities{})
 	if diff := cmp.Diff(before, n); diff != "" {
 		t.Errorf("the node (-before +after):\n%s", diff)
 	}
 	// The same inventory offered anew, as after a change of means, leaves the first offers as they are.
-	second := Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, n, Means{})
+	second := Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, n, Capabilities{})
 	if got := first.Offers[0]; got.TimeSlice == nil || got.TimeSlice.Shares != 2 || !got.Whole {
 		t.Errorf("the first offer became %+v", got)
 	}
 	if diff := cmp.Diff(Offer{}, second.Offers[0]); diff != "" {
 		t.Errorf("the second offer (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(&Node{Node: &gpu.Node{DriverVersion: "1"}, Offers: []Offer{}}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Means{})); diff != "" {
+	if diff := cmp.Diff(&Node{Node: &gpu.Node{DriverVersion: "1"}, Offers: []Offer{}}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Capabilities{})); diff != "" {
 		t.Errorf("a node without GPUs (-want +got):\n%s", diff)
 	}
 }

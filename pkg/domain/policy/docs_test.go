@@ -114,7 +114,7 @@ func TestExamples_Load(t *testing.T) {
 			}
 		}
 		var all, partitions, shares, whole int
-		n := Apply(p, model(t, "hgx-h100"), Means{})
+		n := Apply(p, model(t, "hgx-h100"), Capabilities{})
 		for i := range n.GPUs {
 			for _, shape := range n.Shapes(&n.GPUs[i]) {
 				all++

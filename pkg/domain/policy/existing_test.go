@@ -29,7 +29,7 @@ func TestApply_ExistingPartitionsExcludeTheWholeGPU(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := policyOf(t, tt.rule)
-			offered := Apply(p, node, Means{
+			offered := Apply(p, node, Capabilities{
 				Allocated:  func(*gpu.GPU) gpu.Allocated { return tt.allocated },
 				Partitions: func(of *gpu.GPU) []gpu.Place { return places(t, of, tt.there...) },
 			})

@@ -14,18 +14,18 @@ import (
 )
 
 // partitions are those that a GPU offers by a rule, or why it offers none.
-func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, string) {
+func partitions(r *v1alpha1.Rule, g *gpu.GPU, caps Capabilities) (*PartitionOffer, string) {
 	offer := &PartitionOffer{Mode: MIGMode(r.MIG.ModeOfUse())}
 	if why := noPartitions(g, offer.Mode); why != "" && asksForPartitions(r) {
 		return nil, why
 	}
 	switch offer.Mode {
 	case Existing:
-		offer.Places = means.partitions(g)
+		offer.Places = caps.partitions(g)
 	case Layout:
 		want, err := layout(r.MIG.Layout, g)
 		if err == nil {
-			offer.Places, err = g.Fit(want, placesInUse(g, means), means.layout(g)...)
+			offer.Places, err = g.Fit(want, placesInUse(g, caps), caps.layout(g)...)
 		}
 		if err != nil {
 			return nil, err.Error()
@@ -47,9 +47,9 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 }
 
 // placesInUse are those of the partitions that exist, and of those that are allocated.
-func placesInUse(g *gpu.GPU, means Means) []gpu.Place {
-	allocated := means.allocated(g)
-	return append(means.partitions(g), allocated.AllPlaces()...)
+func placesInUse(g *gpu.GPU, caps Capabilities) []gpu.Place {
+	allocated := caps.allocated(g)
+	return append(caps.partitions(g), allocated.AllPlaces()...)
 }
 
 // profiles are the IDs of those that a rule offers on demand, nil for the whole catalog, or why it offers none.

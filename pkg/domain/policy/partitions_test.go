@@ -122,7 +122,7 @@ func TestApply_WantsMIG(t *testing.T) {
 				t.Error(err)
 			}
 			got := ""
-			if wants := Apply(p, session.Node(), Means{}).Offers[0].WantsMIG; wants != nil {
+			if wants := Apply(p, session.Node(), Capabilities{}).Offers[0].WantsMIG; wants != nil {
 				got = map[bool]string{true: "on", false: "off"}[*wants]
 			}
 			if got != tt.want {
@@ -177,11 +177,11 @@ func TestApply_Partitions(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := model(t, tt.model)
-			means := Means{
+			caps := Capabilities{
 				Allocated:  func(g *gpu.GPU) gpu.Allocated { return gpu.Allocated{Places: places(t, g, tt.allocated...)} },
 				Partitions: func(g *gpu.GPU) []gpu.Place { return places(t, g, tt.there...) },
 			}
-			offered := Apply(policyOf(t, tt.rule), n, means)
+			offered := Apply(policyOf(t, tt.rule), n, caps)
 			for i := range offered.GPUs {
 				if diff := cmp.Diff(tt.want, partitionedBy(offered, i)); diff != "" {
 					t.Fatalf("GPU %d (-want +got):\n%s", i, diff)
@@ -198,11 +198,11 @@ func TestApply_Partitions(t *testing.T) {
 func TestApply_Excluded(t *testing.T) {
 	p := policyOf(t, "{match: {uuids: [GPU-a]}, exclude: true, health: {reaction: NoExecute, ignoreXIDs: [94, 63]}}, {tiers: [exclusive]}")
 	sick := Health{Effect: "NoExecute", IgnoreXIDs: []int{94, 63}}
-	if diff := cmp.Diff([]Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Means{}))); diff != "" {
+	if diff := cmp.Diff([]Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Capabilities{}))); diff != "" {
 		t.Errorf("nothing allocated (-want +got):\n%s", diff)
 	}
 	all := gpu.Tiers{Whole: true, TimeSlice: true, MPS: true}
-	got := Apply(p, node(), Means{Allocated: func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: all} }})
+	got := Apply(p, node(), Capabilities{Allocated: func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: all} }})
 	offer := got.Offers[0]
 	if !offer.Excluded || offer.Withdrawn != all {
 		t.Errorf("everything allocated: got %+v, want it excluded and withdrawn", offer)
@@ -227,11 +227,11 @@ func TestApply_AllocatedNoLongerOffered(t *testing.T) {
 		"a minimum too large": {large, nil, why, why},
 		"no supervisor":       {&v1alpha1.NodePolicy{}, away, "", "no supervisor answers"},
 	} {
-		o := offers(Apply(tt.p, node(), Means{MPS: tt.mps, Allocated: allocated}))[0]
+		o := offers(Apply(tt.p, node(), Capabilities{MPS: tt.mps, Allocated: allocated}))[0]
 		if o.TimeSlice == nil || o.MPS == nil || o.NoTimeSlice != tt.timeSlice || o.NoMPS != tt.why || o.Withdrawn.TimeSlice != (tt.timeSlice != "") || !o.Withdrawn.MPS {
 			t.Errorf("%s: got %+v, want both shared, and withdrawn where there is a reason", name, o)
 		}
-		if o := offers(Apply(tt.p, node(), Means{MPS: tt.mps}))[0]; o.MPS != nil || o.NoMPS != tt.why || o.Withdrawn != (gpu.Tiers{}) {
+		if o := offers(Apply(tt.p, node(), Capabilities{MPS: tt.mps}))[0]; o.MPS != nil || o.NoMPS != tt.why || o.Withdrawn != (gpu.Tiers{}) {
 			t.Errorf("%s, nothing allocated: got %+v, want no MPS", name, o)
 		}
 	}
@@ -239,7 +239,7 @@ func TestApply_AllocatedNoLongerOffered(t *testing.T) {
 
 func TestApply_SharingDefaults(t *testing.T) {
 	p := policyOf(t, `{timeSlice: {interval: Long, memory: {default: 20Gi}}, mps: {priority: BelowNormal, memory: {minimum: 2Gi, step: 2Gi, default: 40Gi}, cores: {minimum: 10, step: 20, default: 50}}}`)
-	o := offers(Apply(p, node(), Means{}))[0]
+	o := offers(Apply(p, node(), Capabilities{}))[0]
 	want := [2]*Sharing{
 		{Shares: 4, Memory: cut(80*gib, 20*gib, gib, gib/4), Enforcement: NotEnforced, Interval: "Long"},
 		{Shares: 10, Memory: cut(80*gib, 40*gib, 2*gib, 2*gib), Cores: cut(100, 50, 10, 20), SharedMemory: gib, Enforcement: EnforcedPerProcess, Priority: "BelowNormal"},
@@ -247,7 +247,7 @@ func TestApply_SharingDefaults(t *testing.T) {
 	if diff := cmp.Diff(want, [2]*Sharing{o.TimeSlice, o.MPS}); diff != "" {
 		t.Errorf("time slices and MPS (-want +got):\n%s", diff)
 	}
-	o = offers(Apply(policyOf(t, "{timeSlice: {memory: {default: 81Gi}}, mps: {memory: {default: 80Gi}}}"), node(), Means{}))[0]
+	o = offers(Apply(policyOf(t, "{timeSlice: {memory: {default: 81Gi}}, mps: {memory: {default: 80Gi}}}"), node(), Capabilities{}))[0]
 	if o.TimeSlice != nil || o.NoTimeSlice != "the policy's default share of memory, 81Gi, is more than the 81920 MiB that the GPU has" || o.MPS == nil || o.MPS.Memory.Default != 80*gib {
 		t.Errorf("a default of everything, and of more: got %+v", o)
 	}
@@ -307,7 +307,7 @@ func TestCheck_NoPlacements(t *testing.T) {
 		if err := Check(p, n); (err != nil) != (want != "") || err != nil && err.Error() != want {
 			t.Errorf("%s: got %v, want %q", rules, err, want)
 		}
-		if got := offers(Apply(p, n, Means{}))[0]; got.Partitions != nil || got.NoPartitions != why {
+		if got := offers(Apply(p, n, Capabilities{}))[0]; got.Partitions != nil || got.NoPartitions != why {
 			t.Errorf("%s: got %+v, want no partitions because %q", rules, got, why)
 		}
 	}
@@ -321,7 +321,7 @@ func TestCheck_EveryNodeModel(t *testing.T) {
 			for _, rule := range []*v1alpha1.MIGPolicy{{Profiles: []string{profile}}, {Layout: map[string]int32{profile: 1}}, {Layout: map[string]int32{profile: 2}}} {
 				p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: rule}}}
 				err := Check(p, n)
-				got := Apply(p, n, Means{}).Offers[0]
+				got := Apply(p, n, Capabilities{}).Offers[0]
 				// MIG mode may be off, which is another matter.
 				if offered := got.Partitions != nil; offered != (err == nil) || !offered && got.NoPartitions == "" {
 					t.Errorf("%s, %+v: checked: %v, offered %v because %q", name, rule, err, got.Partitions, got.NoPartitions)
@@ -349,7 +349,7 @@ func TestModel_MIGMode(t *testing.T) {
 			t.Errorf("GPU %d: in MIG mode %t, and before %t, want %t and never", i, made.GPUs[i].MIG.Enabled, n.GPUs[i].MIG.Enabled, on)
 		}
 	}
-	if got := partitionedBy(Apply(p, made, Means{}), 1); got.Shapes != 2 || got.Why != "" {
+	if got := partitionedBy(Apply(p, made, Capabilities{}), 1); got.Shapes != 2 || got.Why != "" {
 		t.Errorf("got %+v, want two partitions", got)
 	}
 	if _, devices := InMIGMode(p, model(t, "hgx-h100")); devices != nil {

@@ -48,7 +48,7 @@ func (o *PartitionOffer) KeepShared(at gpu.SharedPlace, sharing *Sharing) {
 
 // partitionSharing is how the partitions of a GPU are shared by a rule, in order of the rule and of gpu.Shares, and why some
 // are not.
-func partitionSharing(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) (all []PartitionSharing, problems []string) {
+func partitionSharing(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) (all []PartitionSharing, problems []string) {
 	if r.MIG == nil {
 		return nil, nil
 	}
@@ -59,11 +59,11 @@ func partitionSharing(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means)
 			continue // which Check reports
 		}
 		if s.TimeSlice != nil {
-			sharing, why := timeSlice(s.TimeSlice, target{g, p}, means)
+			sharing, why := timeSlice(s.TimeSlice, target{g, p}, caps)
 			all, problems = appendSharing(all, problems, p, gpu.TimeSlice, sharing, why)
 		}
 		if s.MPS != nil {
-			sharing, why := mps(s.MPS, node, target{g, p}, means)
+			sharing, why := mps(s.MPS, node, target{g, p}, caps)
 			all, problems = appendSharing(all, problems, p, gpu.MPS, sharing, why)
 		}
 	}
@@ -87,9 +87,9 @@ func (o *Offer) keepShared(all []gpu.SharedPlace, node *gpu.Node, g *gpu.GPU) {
 		}
 		var sharing *Sharing
 		if t := (target{g, &g.MIG.Profiles[i]}); at.Share == gpu.MPS {
-			sharing, _ = mps(nil, node, t, Means{})
+			sharing, _ = mps(nil, node, t, Capabilities{})
 		} else {
-			sharing, _ = timeSlice(nil, t, Means{})
+			sharing, _ = timeSlice(nil, t, Capabilities{})
 		}
 		o.Partitions.KeepShared(at, sharing)
 	}

@@ -34,7 +34,7 @@ func TestPartitionSharing_Shapes(t *testing.T) {
 	upper := gpu.SharedPlace{Place: gpu.Place{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}}, Share: gpu.MPS}
 	tests := map[string]struct {
 		rule               string
-		means              Means
+		caps               Capabilities
 		offered, withdrawn []string
 		notes              int
 	}{
@@ -45,19 +45,19 @@ func TestPartitionSharing_Shapes(t *testing.T) {
 		"of a layout":            {rule: "{mig: {layout: {3g.40gb: 1, 4g.40gb: 1}, share: [{profile: 3g.40gb, mps: {}}]}}", offered: []string{"mig-9-4-mps"}},
 		"of those that exist": {
 			rule:    "{mig: {mode: existing, share: [{profile: 3g.40gb, mps: {}}]}}",
-			means:   Means{Partitions: func(*gpu.GPU) []gpu.Place { return []gpu.Place{upper.Place} }},
+			caps:    Capabilities{Partitions: func(*gpu.GPU) []gpu.Place { return []gpu.Place{upper.Place} }},
 			offered: []string{"mig-9-4-mps"},
 		},
-		"no supervisor":           {rule: "{mig: {share: [{profile: 4g.40gb, mps: {}, timeSlice: {}}]}}", means: Means{MPS: errors.New("none")}, offered: []string{"mig-5-0-timeslice"}, notes: 1},
-		"no consumable capacity":  {rule: "{mig: {share: [{profile: 4g.40gb, mps: {}, timeSlice: {}}]}}", means: Means{Shares: errors.New("old")}, notes: 2},
-		"allocated, and no more":  {rule: "{}", means: allocatedShared(upper), withdrawn: []string{"mig-9-4-mps"}},
-		"allocated, in other way": {rule: "{mig: {share: [{profile: 3g.40gb, timeSlice: {}}]}}", means: allocatedShared(upper), offered: []string{"mig-9-0-timeslice", "mig-9-4-timeslice"}, withdrawn: []string{"mig-9-4-mps"}},
-		"allocated, of a layout":  {rule: "{mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, share: [{profile: 4g.40gb, mps: {}}]}}", means: allocatedShared(upper), offered: []string{"mig-5-0-mps"}, withdrawn: []string{"mig-9-4-mps"}},
-		"allocated, without MIG":  {rule: "{tiers: [exclusive]}", means: allocatedShared(upper), withdrawn: []string{"mig-9-4-mps"}},
+		"no supervisor":           {rule: "{mig: {share: [{profile: 4g.40gb, mps: {}, timeSlice: {}}]}}", caps: Capabilities{MPS: errors.New("none")}, offered: []string{"mig-5-0-timeslice"}, notes: 1},
+		"no consumable capacity":  {rule: "{mig: {share: [{profile: 4g.40gb, mps: {}, timeSlice: {}}]}}", caps: Capabilities{Shares: errors.New("old")}, notes: 2},
+		"allocated, and no more":  {rule: "{}", caps: allocatedShared(upper), withdrawn: []string{"mig-9-4-mps"}},
+		"allocated, in other way": {rule: "{mig: {share: [{profile: 3g.40gb, timeSlice: {}}]}}", caps: allocatedShared(upper), offered: []string{"mig-9-0-timeslice", "mig-9-4-timeslice"}, withdrawn: []string{"mig-9-4-mps"}},
+		"allocated, of a layout":  {rule: "{mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, share: [{profile: 4g.40gb, mps: {}}]}}", caps: allocatedShared(upper), offered: []string{"mig-5-0-mps"}, withdrawn: []string{"mig-9-4-mps"}},
+		"allocated, without MIG":  {rule: "{tiers: [exclusive]}", caps: allocatedShared(upper), withdrawn: []string{"mig-9-4-mps"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			n := Apply(policyOf(t, tt.rule), model(t, "hgx-h100"), tt.means)
+			n := Apply(policyOf(t, tt.rule), model(t, "hgx-h100"), tt.caps)
 			offered, withdrawn := sharedShapes(n, 0)
 			if diff := cmp.Diff(tt.offered, offered); diff != "" {
 				t.Errorf("offered (-want +got):\n%s", diff)
@@ -78,8 +78,8 @@ func TestPartitionSharing_Shapes(t *testing.T) {
 }
 
 // allocatedShared has a shared partition of the first GPU allocated.
-func allocatedShared(at gpu.SharedPlace) Means {
-	return Means{Allocated: func(g *gpu.GPU) gpu.Allocated {
+func allocatedShared(at gpu.SharedPlace) Capabilities {
+	return Capabilities{Allocated: func(g *gpu.GPU) gpu.Allocated {
 		if g.Index > 0 {
 			return gpu.Allocated{}
 		}
@@ -110,7 +110,7 @@ func TestPartitionSharing_Amounts(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			n := Apply(policyOf(t, "{mig: {share: ["+tt.share+"]}}"), model(t, "hgx-h100"), Means{})
+			n := Apply(policyOf(t, "{mig: {share: ["+tt.share+"]}}"), model(t, "hgx-h100"), Capabilities{})
 			shared := n.Offers[0].Partitions.Shared
 			if len(shared) != 1 {
 				t.Fatalf("got %+v, want one", shared)
@@ -122,7 +122,7 @@ func TestPartitionSharing_Amounts(t *testing.T) {
 		})
 	}
 	inTime := Apply(policyOf(t, "{mig: {share: [{profile: 3g.40gb, timeSlice: {shares: 2}}]}}"), model(t, "hgx-h100"),
-		Means{CgroupMemory: func(*gpu.GPU) bool { return true }}).Offers[0].Partitions.Shared[0].Sharing
+		Capabilities{CgroupMemory: func(*gpu.GPU) bool { return true }}).Offers[0].Partitions.Shared[0].Sharing
 	if want := (Cut{40448 << 20, 20224 << 20, 1 << 30, 256 << 20}); inTime.Shares != 2 || inTime.Memory != want || inTime.Enforcement != NotEnforced {
 		t.Errorf("time slices: got %+v, want two with %+v, not enforced", inTime, want)
 	}
@@ -171,7 +171,7 @@ func TestPartitionSharing_Counters(t *testing.T) {
 		for _, p := range g.MIG.Catalog() {
 			shares = append(shares, "{profile: "+p+", mps: {}, timeSlice: {}}")
 		}
-		n := Apply(policyOf(t, "{mig: {share: ["+strings.Join(shares, ", ")+"]}}"), node, Means{})
+		n := Apply(policyOf(t, "{mig: {share: ["+strings.Join(shares, ", ")+"]}}"), node, Capabilities{})
 		all := n.Shapes(g)
 		for _, a := range all {
 			if a.IsPartition() && !cmp.Equal(a.Consumes(), a.Unshared().Consumes()) {

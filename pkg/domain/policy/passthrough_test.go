@@ -21,7 +21,7 @@ func TestApply_PassThroughWhenIdle(t *testing.T) {
 		n := *session.Node()
 		n.GPUs = slices.Clone(n.GPUs[:1])
 		n.GPUs[0].Virtualization = gpu.PassThrough
-		o := Apply(policyOf(t, "{tiers: [mig], mig: {modeChange: whenIdle}}"), &n, Means{}).Offers[0]
+		o := Apply(policyOf(t, "{tiers: [mig], mig: {modeChange: whenIdle}}"), &n, Capabilities{}).Offers[0]
 		if !strings.Contains(o.NoPartitions, wants) || (o.NoPartitions == "") != (wants == "") || o.WantsMIG != nil {
 			t.Errorf("%s: no partitions: %q, wants MIG mode %v; want %q", model, o.NoPartitions, o.WantsMIG, wants)
 		}

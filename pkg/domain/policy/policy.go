@@ -11,8 +11,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Means is what a node can do besides what its boards can.
-type Means struct {
+// Capabilities describes what the node supports beyond its GPUs.
+type Capabilities struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
 	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
@@ -37,7 +37,7 @@ type Means struct {
 }
 
 // allocated is what is allocated of a GPU.
-func (m Means) allocated(g *gpu.GPU) gpu.Allocated {
+func (m Capabilities) allocated(g *gpu.GPU) gpu.Allocated {
 	if m.Allocated == nil {
 		return gpu.Allocated{}
 	}
@@ -45,7 +45,7 @@ func (m Means) allocated(g *gpu.GPU) gpu.Allocated {
 }
 
 // partitions are the places of the partitions that exist on a GPU, in order of start.
-func (m Means) partitions(g *gpu.GPU) []gpu.Place {
+func (m Capabilities) partitions(g *gpu.GPU) []gpu.Place {
 	if m.Partitions == nil {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (m Means) partitions(g *gpu.GPU) []gpu.Place {
 }
 
 // layout are the places in which the layout of a GPU was offered before.
-func (m Means) layout(g *gpu.GPU) []gpu.Place {
+func (m Capabilities) layout(g *gpu.GPU) []gpu.Place {
 	if m.Layout == nil {
 		return nil
 	}
@@ -64,12 +64,12 @@ func (m Means) layout(g *gpu.GPU) []gpu.Place {
 
 // Apply returns what the GPUs of a node offer by a policy, as far as the means allow. What cannot be offered is left out and
 // the reason given: a policy that contradicts the boards is for Check to find.
-func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, means Means) *Node {
+func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, caps Capabilities) *Node {
 	offered := &Node{Node: node, Offers: make([]Offer, 0, len(node.GPUs))}
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		_, rule := find(p, g)
-		offered.Offers = append(offered.Offers, offerOf(rule, node, g, means))
+		offered.Offers = append(offered.Offers, offerOf(rule, node, g, caps))
 	}
 	return offered
 }
@@ -112,26 +112,26 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 		(r.Max == nil || r.Max.CmpInt64(int64(*g.Memory)) >= 0)
 }
 
-func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
+func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) Offer {
 	tiers := r.OfferedTiers()
-	if isPartitioned(r, g, means) {
+	if isPartitioned(r, g, caps) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
 	}
-	if means.SharesBeside != nil && (len(tiers) != 1 || listsPartitions(tiers)) {
-		means.Shares = cmp.Or(means.Shares, means.SharesBeside)
+	if caps.SharesBeside != nil && (len(tiers) != 1 || listsPartitions(tiers)) {
+		caps.Shares = cmp.Or(caps.Shares, caps.SharesBeside)
 	}
-	if means.Counters != nil {
-		return uncounted(r, node, g, means, tiers)
+	if caps.Counters != nil {
+		return uncounted(r, node, g, caps, tiers)
 	}
-	return offerTiers(r, node, g, means, tiers)
+	return offerTiers(r, node, g, caps, tiers)
 }
 
 // listsPartitions reports whether partitions are among some tiers.
 func listsPartitions(tiers []v1alpha1.Tier) bool { return slices.Contains(tiers, v1alpha1.TierMIG) }
 
 // offerTiers is what a GPU offers of some tiers, and what is allocated of it.
-func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers []v1alpha1.Tier) Offer {
-	allocated := means.allocated(g)
+func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, tiers []v1alpha1.Tier) Offer {
+	allocated := caps.allocated(g)
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
 	offer := Offer{
 		Excluded: r.Exclude,
@@ -146,10 +146,10 @@ func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers
 	}
 	offer.WantsMIG = wantsMIG(r, g)
 	if listed(v1alpha1.TierMIG) {
-		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
+		offer.Partitions, offer.NoPartitions = partitions(r, g, caps)
 	}
 	if offer.Partitions != nil {
-		offer.Partitions.Shared, offer.NotShared = partitionSharing(r, node, g, means)
+		offer.Partitions.Shared, offer.NotShared = partitionSharing(r, node, g, caps)
 	}
 	if offer.Partitions == nil && len(allocated.Places)+len(allocated.Shared) > 0 {
 		offer.Partitions = NoPlaces(nil)
@@ -161,16 +161,16 @@ func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers
 	}
 	offer.keepShared(allocated.Shared, node, g)
 	if listed(v1alpha1.TierTimeSlice) || allocated.TimeSlice {
-		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, target{gpu: g}, means)
+		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, target{gpu: g}, caps)
 		if offer.NoTimeSlice != "" && allocated.TimeSlice {
-			offer.TimeSlice, _ = timeSlice(nil, target{gpu: g}, Means{CgroupMemory: means.CgroupMemory})
+			offer.TimeSlice, _ = timeSlice(nil, target{gpu: g}, Capabilities{CgroupMemory: caps.CgroupMemory})
 			offer.Withdrawn.TimeSlice = true
 		}
 	}
 	if listed(v1alpha1.TierMPS) || allocated.MPS {
-		offer.MPS, offer.NoMPS = mps(r.MPS, node, target{gpu: g}, means)
+		offer.MPS, offer.NoMPS = mps(r.MPS, node, target{gpu: g}, caps)
 		if offer.NoMPS != "" && allocated.MPS {
-			offer.MPS, _ = mps(nil, node, target{gpu: g}, Means{})
+			offer.MPS, _ = mps(nil, node, target{gpu: g}, Capabilities{})
 			offer.Withdrawn.MPS = true
 		}
 	}
@@ -180,8 +180,8 @@ func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers
 // isPartitioned reports whether a GPU has partitions that another manager created and the policy offers as they are. The
 // GPU stays in MIG mode as long as they are there, so it cannot be allocated whole or shared, and publishing it as such,
 // tainted, would have those who count devices by type count it.
-func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, means Means) bool {
-	return r.MIG.ModeOfUse() == v1alpha1.MIGExisting && len(means.partitions(g)) > 0
+func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, caps Capabilities) bool {
+	return r.MIG.ModeOfUse() == v1alpha1.MIGExisting && len(caps.partitions(g)) > 0
 }
 
 // health is what a policy says of unhealthy GPUs.

@@ -58,7 +58,7 @@ func TestApply_Defaults(t *testing.T) {
 			MPS: &v1alpha1.MPSPolicy{Memory: &v1alpha1.MemoryCut{}, Cores: &v1alpha1.CoreCut{}},
 		}}},
 	} {
-		if diff := cmp.Diff([]Offer{want, want}, offers(Apply(p, node(), Means{}))); diff != "" {
+		if diff := cmp.Diff([]Offer{want, want}, offers(Apply(p, node(), Capabilities{}))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -101,7 +101,7 @@ func TestApply_FirstMatch(t *testing.T) {
 				{Match: tt.match, Tiers: []v1alpha1.Tier{v1alpha1.TierMPS}}, // comes too late for those
 				{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}},
 			}}
-			for i, o := range offers(Apply(p, node(), Means{})) {
+			for i, o := range offers(Apply(p, node(), Capabilities{})) {
 				want := Offer{Whole: tt.want[i]}
 				if !tt.want[i] {
 					want.Partitions = &PartitionOffer{Mode: OnDemand}
@@ -144,7 +144,7 @@ func TestApply_Tiers(t *testing.T) {
 		"no MPS wanted":     {[]v1alpha1.Tier{v1alpha1.TierMIG}, off, []string{"mig"}},
 	}
 	for name, tt := range tests {
-		for _, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: tt.tiers}}}, node(), Means{MPS: tt.mps})) {
+		for _, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: tt.tiers}}}, node(), Capabilities{MPS: tt.mps})) {
 			if diff := cmp.Diff(tt.want, words(o)); diff != "" {
 				t.Errorf("tiers %s (-want +got):\n%s", name, diff)
 			}
@@ -172,7 +172,7 @@ func TestApply_NoMPS(t *testing.T) {
 	for name, tt := range tests {
 		n := node()
 		n.GPUs[0].ComputeCapability = tt.capability
-		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Means{MPS: tt.mps}))[0]
+		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Capabilities{MPS: tt.mps}))[0]
 		if got.NoMPS != tt.want || (got.MPS == nil) != (tt.want != "") {
 			t.Errorf("%s: got %+v because %q, want the reason %q", name, got.MPS, got.NoMPS, tt.want)
 		}
@@ -200,7 +200,7 @@ func TestApply_MPSClients(t *testing.T) {
 		n := node()
 		n.DriverVersion = tt.driver
 		p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MPS: &v1alpha1.MPSPolicy{Shares: tt.shares}}}}
-		if got := offers(Apply(p, n, Means{}))[0].MPS.Shares; got != tt.want {
+		if got := offers(Apply(p, n, Capabilities{}))[0].MPS.Shares; got != tt.want {
 			t.Errorf("%s: got %d shares, want %d", name, got, tt.want)
 		}
 	}
@@ -225,7 +225,7 @@ func TestApply_MemoryEnforcement(t *testing.T) {
 	for name, tt := range tests {
 		n := node()
 		n.GPUs[0].Memory = tt.memory
-		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Means{CgroupMemory: tt.limits}))
+		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Capabilities{CgroupMemory: tt.limits}))
 		if got[0].TimeSlice.Enforcement != tt.timeSlice || got[0].MPS.Enforcement != tt.mps {
 			t.Errorf("%s: time slices %s and MPS %s, want %s and %s", name, got[0].TimeSlice.Enforcement, got[0].MPS.Enforcement, tt.timeSlice, tt.mps)
 		}
@@ -236,8 +236,8 @@ func TestApply_MemoryEnforcement(t *testing.T) {
 }
 
 func TestApply_NoConsumableCapacity(t *testing.T) {
-	means := Means{Shares: errors.New("Kubernetes is too old")}
-	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
+	caps := Capabilities{Shares: errors.New("Kubernetes is too old")}
+	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), caps)) {
 		if o.TimeSlice != nil || o.MPS != nil || !o.Whole || o.Partitions == nil {
 			t.Errorf("got %+v, want all but shares", o)
 		}
@@ -246,7 +246,7 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 		}
 	}
 	// Alone they need no counting with other devices.
-	beside := Means{SharesBeside: errors.New("Kubernetes forgets")}
+	beside := Capabilities{SharesBeside: errors.New("Kubernetes forgets")}
 	for rule, shared := range map[string]bool{
 		"{}": false, "{tiers: [timeSlice]}": true, "{tiers: [mps]}": true, "{tiers: [mps, timeSlice]}": false, "{tiers: [exclusive, mps]}": false,
 		"{mig: {layout: {1g.40gb: 1}, share: [{profile: 1g.40gb, mps: {}}]}}": false,
@@ -257,8 +257,8 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 		}
 	}
 	// What is allocated stays published, or the scheduler would forget it.
-	means.Allocated = func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
-	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
+	caps.Allocated = func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
+	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), caps)) {
 		if o.TimeSlice == nil || o.MPS == nil {
 			t.Errorf("got %+v, want the shares that are allocated", o)
 		}

@@ -49,34 +49,34 @@ func (t target) leastCores() int64 {
 }
 
 // timeSlice is how a GPU or partition is shared in time, or why it is not.
-func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, means Means) (*Sharing, string) {
+func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, caps Capabilities) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.TimeSlicePolicy{}
 	}
 	s := &Sharing{
 		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: NotEnforced, Interval: string(p.Interval),
 	}
-	if means.Shares != nil {
-		return nil, means.Shares.Error()
+	if caps.Shares != nil {
+		return nil, caps.Shares.Error()
 	}
 	var why string
 	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
 		return nil, why
 	}
 	// The driver limits containers on GPUs out of MIG mode only (NVIDIA MPS documentation, "Memory partitioning").
-	if s.Memory.Total > 0 && t.profile == nil && means.CgroupMemory != nil && means.CgroupMemory(t.gpu) {
+	if s.Memory.Total > 0 && t.profile == nil && caps.CgroupMemory != nil && caps.CgroupMemory(t.gpu) {
 		s.Enforcement = EnforcedPerCgroup
 	}
 	return s, ""
 }
 
 // mps is how a GPU or partition is shared by an MPS server, or why it is not.
-func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, means Means) (*Sharing, string) {
+func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, caps Capabilities) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.MPSPolicy{}
 	}
 	clients, why := mpsClients(node, t)
-	if err := cmp.Or(means.MPS, means.Shares); why == "" && err != nil {
+	if err := cmp.Or(caps.MPS, caps.Shares); why == "" && err != nil {
 		why = err.Error()
 	}
 	if why != "" {

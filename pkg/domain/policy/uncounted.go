@@ -13,22 +13,22 @@ import (
 // can be allocated at once, along with what is allocated of the GPU. Without counters the scheduler would allocate each of them,
 // whatever else of the GPU is allocated. Where no tier is so, nothing is offered but what is allocated, which must not be
 // allocated a second time either: it is withdrawn.
-func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers []v1alpha1.Tier) Offer {
-	why, all := means.Counters.Error(), g.Counters()
+func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, tiers []v1alpha1.Tier) Offer {
+	why, all := caps.Counters.Error(), g.Counters()
 	for _, tier := range v1alpha1.Tiers() {
 		if !slices.Contains(tiers, tier) {
 			continue
 		}
-		means := means
-		if tier == v1alpha1.TierMIG && means.Shares == nil {
-			means.Shares = means.Counters // a partition and its shares exclude each other
+		alone := caps
+		if tier == v1alpha1.TierMIG && alone.Shares == nil {
+			alone.Shares = alone.Counters // a partition and its shares exclude each other
 		}
-		offer := offerTiers(r, node, g, means, []v1alpha1.Tier{tier})
+		offer := offerTiers(r, node, g, alone, []v1alpha1.Tier{tier})
 		if shapes := offer.Shapes(g); len(shapes) > 0 && gpu.Coexist(shapes, all) {
 			return offer.saysUncounted(tiers, tier, why)
 		}
 	}
-	offer := offerTiers(r, node, g, means, nil)
+	offer := offerTiers(r, node, g, caps, nil)
 	return offer.saysUncounted(tiers, "", why)
 }
 

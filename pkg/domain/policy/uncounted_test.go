@@ -46,7 +46,7 @@ func TestApply_Uncounted(t *testing.T) {
 			n.GPUs = n.GPUs[:1]
 			g := &n.GPUs[0]
 			g.MIG.Enabled, g.MIG.NeedsReset = test.enabled, test.enabled
-			offered := Apply(policyOf(t, test.rules), n, Means{
+			offered := Apply(policyOf(t, test.rules), n, Capabilities{
 				Counters: errDropped, Shares: test.shares, Allocated: func(*gpu.GPU) gpu.Allocated { return test.allocated },
 			})
 			shapes, o := offered.Shapes(g), offered.Offers[0]

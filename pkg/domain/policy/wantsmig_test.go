@@ -44,11 +44,11 @@ func TestApply_WantsMIGUncertain(t *testing.T) {
 			if err := Check(p, &n); (err == nil) != (tt.refused == "") || err != nil && !strings.Contains(err.Error(), tt.refused) {
 				t.Errorf("Check = %v, want %q", err, tt.refused)
 			}
-			o := Apply(p, &n, Means{}).Offers[0]
+			o := Apply(p, &n, Capabilities{}).Offers[0]
 			if (o.WantsMIG != nil) != tt.wants || !strings.Contains(o.NoPartitions, tt.withoutMIG) {
 				t.Errorf("wants MIG mode: %v; no partitions: %q", o.WantsMIG, o.NoPartitions)
 			}
-			o = Apply(policyOf(t, "{tiers: [exclusive], mig: {modeChange: whenIdle}}"), &n, Means{}).Offers[0]
+			o = Apply(policyOf(t, "{tiers: [exclusive], mig: {modeChange: whenIdle}}"), &n, Capabilities{}).Offers[0]
 			if (o.WantsMIG != nil) != tt.withWhole {
 				t.Errorf("a whole GPU wants MIG mode: %v", o.WantsMIG)
 			}

@@ -73,15 +73,11 @@ func bind(from, to, access string) *specs.Mount {
 
 // memoryLimit is the hook that makes the driver limit the GPU memory of a container's cgroup.
 func (e claimEditor) memoryLimit(d *records.Device, memory int64) *specs.Hook {
-	hook := &specs.Hook{
+	pci, _ := gpu.ParseDeviceName(d.GPU) // as of every GPU on record
+	return &specs.Hook{
 		HookName: "createRuntime",
 		Path:     e.MemoryHookPath,
 		Args: []string{"cleave-memory-limit", "--driver-root=" + e.DriverRoot, "--gpu=" + d.UUID,
-			"--limit=" + strconv.FormatInt(memory, 10)},
+			"--pci=" + pci.String(), "--limit=" + strconv.FormatInt(memory, 10)},
 	}
-	// In the environment, as the program of an earlier release, to which the plugin may be rolled back, refuses a flag.
-	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil { // else all GPUs are opened
-		hook.Env = []string{"CLEAVE_GPU_PCI=" + pci.String()}
-	}
-	return hook
 }

@@ -42,7 +42,6 @@ func admitShares(devices []device, v view) error {
 // what it has, whatever the policy says by now: its containers may run.
 func completeShare(d *device, devices []device, v view) {
 	before := shareBefore(v.have, d)
-	keepThreads(d.share, before)
 	if d.share.Exclusive {
 		return // the policy's numbers are for shares
 	}
@@ -86,15 +85,6 @@ func shareBefore(have *records.Record, d *device) *records.Share {
 		}
 	}
 	return nil
-}
-
-// keepThreads lets a claim that is prepared again have what an earlier release gave it: all of the multiprocessors in so
-// many words, where its parameters say nothing of them. It would count as another claim else, and its MPS server would
-// end under its containers.
-func keepThreads(share, before *records.Share) {
-	if share.MPS != nil && before != nil && before.MPS != nil && share.MPS.ThreadPercentage == 0 && before.MPS.ThreadPercentage == wholeGPU {
-		share.MPS.ThreadPercentage = wholeGPU
-	}
 }
 
 // otherInterval is one that a claim asks for on the GPU of a device and that is not the given one; empty if there is none.

@@ -84,8 +84,8 @@ func (g *gate) Lend(other *Preparer, cdi CDI) bool {
 	return b.hardware != nil
 }
 
-// Equipped reports whether the hardware can be used.
-func (g *gate) Equipped() bool { return g.backend.Load().hardware != nil }
+// Ready reports whether the hardware can be used.
+func (g *gate) Ready() bool { return g.backend.Load().hardware != nil }
 
 // begin ends the wait for the start.
 func (g *gate) begin() { g.once.Do(func() { close(g.begun) }) }

@@ -16,7 +16,7 @@ func TestLeaveMIGMode(t *testing.T) {
 		t.Helper()
 		b := newSimBed(t, "hgx-h100")
 		p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{DisableWhenIdle: disable}}}}
-		b.SetHardware(offeredHardware{b.session, policy.Apply(p, b.session.Node(), policy.Means{}).Offers}, b.specs)
+		b.SetHardware(offeredHardware{b.session, policy.Apply(p, b.session.Node(), policy.Capabilities{}).Offers}, b.specs)
 		return b
 	}
 	wantModes := func(t *testing.T, b *simBed, on ...int) {

@@ -121,7 +121,7 @@ func (w *worker) open(ctx context.Context) error {
 	}
 	w.gpus = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Share: []v1alpha1.PartitionShare{
 		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
-	}}}}}, session.Node(), policy.Means{})
+	}}}}}, session.Node(), policy.Capabilities{})
 	w.shared = w.gpus.Offers[layoutGPU].Partitions.Shared
 	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
 	o, err := stateIn(w.dir, disk)

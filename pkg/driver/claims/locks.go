@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,12 +22,9 @@ import (
 //
 // Each file's content is the id of the process that held the lock last. So a process knows, without listing anything,
 // whether another one may have changed what is allocated of that GPU since it looked.
-//
-// A lock is one file in each of several directories: one that all plugins of a node share, whatever their driver's name,
-// and those of the names, where releases that know no shared one lock.
 type Locks struct {
-	// dirs are the directories of lock files, in the order in which files are locked; the first one is always there.
-	dirs func() []string
+	// dir has a file for each GPU. All plugins of a node share it, whatever their driver's name.
+	dir  string
 	self []byte
 	// doubts is raised when memory may lack what disk has, see Doubt.
 	doubts atomic.Uint64
@@ -37,11 +33,10 @@ type Locks struct {
 	byGPU map[string]*gpuLock
 }
 
-// gpuLock is the lock of one GPU. The semaphore is for goroutines, the files for processes; it guards all else.
+// gpuLock is the lock of one GPU. The semaphore is for goroutines, the file for processes; it guards all else.
 type gpuLock struct {
 	semaphore chan struct{}
-	files     map[string]*os.File // by directory
-	held      []*os.File
+	file      *os.File
 	// stale: another process held the lock and nobody has looked yet at what it did.
 	stale bool
 	// settled are the doubts at the last look.
@@ -52,20 +47,13 @@ const instanceIDSize = 16
 
 // OpenLocks uses the lock files in a directory, which it creates if need be.
 func OpenLocks(dir string) (*Locks, error) {
-	return OpenNodeLocks(dir, func() []string { return nil })
-}
-
-// OpenNodeLocks uses the lock files in a directory that all plugins of a node share, which it creates if need be, and
-// after it those in the directories of names, in their order: it is asked for at each Acquire, and they may vanish.
-func OpenNodeLocks(shared string, names func() []string) (*Locks, error) {
-	shared = filepath.Clean(shared)
-	if err := os.MkdirAll(shared, 0o700); err != nil {
+	dir = filepath.Clean(dir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
 	}
 	self := make([]byte, instanceIDSize)
 	_, _ = rand.Read(self) // never fails: https://pkg.go.dev/crypto/rand#Read
-	dirs := func() []string { return append([]string{shared}, names()...) }
-	return &Locks{dirs: dirs, self: self, byGPU: map[string]*gpuLock{}}, nil
+	return &Locks{dir: dir, self: self, byGPU: map[string]*gpuLock{}}, nil
 }
 
 // Doubt has every Acquire report Stale once more: there are records on disk that nobody has looked at.
@@ -83,15 +71,11 @@ type Held struct {
 // Acquire takes the locks of the named GPUs, in the order of names so that two callers cannot wait for each other.
 // It waits until ctx ends.
 func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
-	if withoutLocks {
-		return &Held{}, nil
-	}
 	names = slices.Clone(names)
 	slices.Sort(names)
 	held := &Held{doubts: l.doubts.Load()}
-	dirs := l.dirs()
 	for _, name := range slices.Compact(names) {
-		if err := l.acquireOne(ctx, dirs, name, held); err != nil {
+		if err := l.acquireOne(ctx, name, held); err != nil {
 			held.Release()
 			return nil, fmt.Errorf("lock GPU %s: %w", name, err)
 		}
@@ -99,25 +83,22 @@ func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
 	return held, nil
 }
 
-func (l *Locks) acquireOne(ctx context.Context, dirs []string, name string, held *Held) error {
+func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 	lock := l.get(name)
 	select {
 	case lock.semaphore <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := lock.flock(ctx, dirs, filepath.Base(name)+".lock"); err != nil {
+	if err := lock.flock(ctx, filepath.Join(l.dir, filepath.Base(name)+".lock")); err != nil {
 		return err
 	}
 	held.locks = append(held.locks, lock)
-	for _, file := range lock.held {
-		last := make([]byte, instanceIDSize)
-		n, _ := file.ReadAt(last, 0) // a short file is a lock nobody held yet
-		if n == instanceIDSize && slices.Equal(last, l.self) {
-			continue
-		}
+	last := make([]byte, instanceIDSize)
+	n, _ := lock.file.ReadAt(last, 0) // a short file is a lock nobody held yet
+	if n != instanceIDSize || !slices.Equal(last, l.self) {
 		lock.stale = true
-		if _, err := file.WriteAt(l.self, 0); err != nil {
+		if _, err := lock.file.WriteAt(l.self, 0); err != nil {
 			return fmt.Errorf("write the holder's id: %w", err)
 		}
 	}
@@ -137,66 +118,43 @@ func (l *Locks) get(name string) *gpuLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.byGPU[name] == nil {
-		l.byGPU[name] = &gpuLock{semaphore: make(chan struct{}, 1), files: map[string]*os.File{}}
+		l.byGPU[name] = &gpuLock{semaphore: make(chan struct{}, 1)}
 	}
 	return l.byGPU[name]
 }
 
-// flock locks the GPU's file of each directory; the caller holds the semaphore, which is given back when this fails: at
-// once, or when nothing waits in the kernel any more.
-func (g *gpuLock) flock(ctx context.Context, dirs []string, name string) error {
-	for i, dir := range dirs {
-		waiting, err := g.flockIn(ctx, dir, name)
-		if i > 0 && errors.Is(err, fs.ErrNotExist) {
-			continue // the state of a driver's name, which has just been removed
+// flock locks the GPU's file; the caller holds the semaphore, which is given back when this fails: at once, or when nothing
+// waits in the kernel any more. A file that was deleted meanwhile locks nothing: whoever comes next creates a new one.
+func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
+	for {
+		if g.file == nil {
+			if g.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600); err != nil {
+				<-g.semaphore
+				return err
+			}
 		}
-		if err == nil {
-			continue
-		}
-		g.unlock()
-		if waiting == nil {
-			<-g.semaphore
+		if waiting, err := flockFile(ctx, g.file); err != nil {
+			g.giveUp(waiting)
 			return err
 		}
-		go func() {
-			<-waiting
-			<-g.semaphore
-		}()
-		return err
-	}
-	return nil
-}
-
-// flockIn locks the GPU's file of one directory. A file that was deleted meanwhile locks nothing: whoever comes next creates
-// a new one.
-func (g *gpuLock) flockIn(ctx context.Context, dir, name string) (waiting <-chan struct{}, err error) {
-	path := filepath.Join(dir, name)
-	for {
-		file := g.files[dir]
-		if file == nil {
-			if file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600); err != nil {
-				return nil, err
-			}
-			g.files[dir] = file
+		if store.IsAt(g.file, path) {
+			return nil
 		}
-		if waiting, err := flockFile(ctx, file); err != nil {
-			return waiting, err
-		}
-		if store.IsAt(file, path) {
-			g.held = append(g.held, file)
-			return nil, nil //nolint:nilnil // nothing waits, and nothing failed
-		}
-		delete(g.files, dir)
-		_ = file.Close() // and its lock with it
+		_ = g.file.Close() // and its lock with it
+		g.file = nil
 	}
 }
 
-// unlock unlocks what is locked, last first; the caller holds the semaphore.
-func (g *gpuLock) unlock() {
-	for _, file := range slices.Backward(g.held) {
-		_ = store.Flock(file, syscall.LOCK_UN)
+// giveUp gives the semaphore back once nothing waits in the kernel; nil for nothing.
+func (g *gpuLock) giveUp(waiting <-chan struct{}) {
+	if waiting == nil {
+		<-g.semaphore
+		return
 	}
-	g.held = nil
+	go func() {
+		<-waiting
+		<-g.semaphore
+	}()
 }
 
 // flockFile takes the lock of a file. While another process holds it, a goroutine waits in the kernel; should ctx end
@@ -227,7 +185,7 @@ func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err
 // Release gives the locks back, last taken first.
 func (h *Held) Release() {
 	for _, lock := range slices.Backward(h.locks) {
-		lock.unlock()
+		_ = store.Flock(lock.file, syscall.LOCK_UN)
 		<-lock.semaphore
 	}
 	h.locks = nil

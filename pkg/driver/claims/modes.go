@@ -192,7 +192,7 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 		inUse := strings.Contains(strings.ToLower(err.Error()+said), "in use by another client") // NVML_ERROR_IN_USE, as nvidia-smi has it
 		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g, inUse))
 	}
-	return fmt.Errorf("nvidia-smi reset the GPU, and its MIG mode is as it was: %w%s", gpu.ErrResetRequired, printed(said))
+	return fmt.Errorf("the GPU reset succeeded but the MIG mode did not change: %w%s", gpu.ErrResetRequired, printed(said))
 }
 
 // takeBack ends a mode that is pending, switches the persistence mode on where it is to be, and makes sure of both. It returns the

@@ -130,7 +130,7 @@ func (m modeHardware) Node() *policy.Node {
 		}
 		rules.Rules = append(rules.Rules, r)
 	}
-	return policy.Apply(rules, m.Session.Node(), policy.Means{})
+	return policy.Apply(rules, m.Session.Node(), policy.Capabilities{})
 }
 
 // change changes the mode of a GPU as its policy wants it.

@@ -44,7 +44,7 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 		return fmt.Errorf("it is allocated to claims %s: %w", strings.Join(slices.Compact(names), ", "), gpu.ErrInUse)
 	}
 	if corrupt := m.ledger.names.corruptOn(device); len(corrupt) > 0 {
-		return fmt.Errorf("the records of claims %v are corrupt, and they may have it: %w", corrupt, gpu.ErrInUse)
+		return fmt.Errorf("claims %v have corrupt records and may be using the GPU: %w", corrupt, gpu.ErrInUse)
 	}
 	if err := m.checkUnprepared(ctx, device); err != nil {
 		return err

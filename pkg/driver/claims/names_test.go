@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -43,16 +44,9 @@ type process struct {
 func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	t.Helper()
 	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}, disk: newDisk()}
-	dirs := func() []string {
-		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
-		must(t, err)
-		return found
-	}
-	locks, err := OpenNodeLocks(filepath.Join(root, "_cleave"), dirs)
+	locks, err := OpenLocks(filepath.Join(root, "_cleave"))
 	must(t, err)
-	if _, err := OpenLocks(filepath.Join(root, own, "locks")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(root, own, "locks"), 0o700))
 	p.locks = locks
 	p.Preparer = p.open(own)
 	p.Ledger.names.find = func(ctx context.Context) {

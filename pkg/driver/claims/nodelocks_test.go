@@ -13,49 +13,24 @@ import (
 )
 
 // close is what the kernel does with a lock of a process that dies.
-func (g *gpuLock) close() {
-	for _, file := range g.files {
-		_ = file.Close()
-	}
-}
+func (g *gpuLock) close() { _ = g.file.Close() }
 
-// openNodeLocks opens the locks of a plugin that shares one directory and locks those of names, too.
-func openNodeLocks(t *testing.T, shared string, names ...string) *Locks {
-	t.Helper()
-	for _, dir := range names {
-		must(t, os.MkdirAll(dir, 0o700))
-	}
-	l, err := OpenNodeLocks(shared, func() []string { return names })
-	must(t, err)
-	return l
-}
-
-// A plugin of each name, and one of each name of a release that locks in its own directory only, lock one GPU.
-func TestNodeLocks_ExcludeEveryNameAndRelease(t *testing.T) {
+// Plugins of all names lock in one directory.
+func TestLocks_ExcludeOtherProcesses(t *testing.T) {
 	dir := t.TempDir()
-	shared, a, b := filepath.Join(dir, "shared"), filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	pairs := map[string][2]*Locks{
-		"two names":                     {openNodeLocks(t, shared, a, b), openNodeLocks(t, shared, a, b)},
-		"an earlier release, same name": {openNodeLocks(t, shared, a, b), openLocks(t, a)},
-		"an earlier release, other":     {openNodeLocks(t, shared, a, b), openLocks(t, b)},
-		"only the shared one in common": {openNodeLocks(t, shared, a), openNodeLocks(t, shared, b)},
-	}
-	for name, pair := range pairs {
-		t.Run(name, func(t *testing.T) { wantExcluded(t, pair[:]...) })
-	}
+	wantExcluded(t, openLocks(t, dir), openLocks(t, dir))
 }
 
-func TestNodeLocks_StaleAfterEarlierRelease(t *testing.T) {
+func TestLocks_StaleAfterAnother(t *testing.T) {
 	dir := t.TempDir()
-	shared, a, b := filepath.Join(dir, "shared"), filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	l, earlier := openNodeLocks(t, shared, a, b), openLocks(t, b)
+	l, other := openLocks(t, dir), openLocks(t, dir)
 	take := func(l *Locks) bool {
 		held := mustAcquire(t, l, "g")
 		defer held.Release()
 		held.Seen()
 		return held.Stale
 	}
-	got := []bool{take(l), take(l), take(earlier), take(l), take(l)}
+	got := []bool{take(l), take(l), take(other), take(l), take(l)}
 	if want := []bool{true, false, true, true, false}; !slices.Equal(got, want) {
 		t.Errorf("Stale is %v, want %v", got, want)
 	}
@@ -66,17 +41,15 @@ func TestNodeLocks_StaleAfterEarlierRelease(t *testing.T) {
 }
 
 // A lock on a file that was deleted excludes nobody.
-func TestNodeLocks_DirectoryRemovedAndMadeAgain(t *testing.T) {
+func TestLocks_FileRemovedAndMadeAgain(t *testing.T) {
 	dir := t.TempDir()
-	shared, a := filepath.Join(dir, "shared"), filepath.Join(dir, "a")
-	l := openNodeLocks(t, shared, a)
+	l := openLocks(t, dir)
 	mustAcquire(t, l, "g").Release()
-	must(t, os.RemoveAll(a))
-	mustAcquire(t, l, "g").Release() // nobody of that name is left
-	earlier := openLocks(t, a)
-	blocker := mustAcquire(t, earlier, "g")
+	must(t, os.Remove(filepath.Join(dir, "g.lock")))
+	other := openLocks(t, dir)
+	blocker := mustAcquire(t, other, "g")
 	if _, err := l.Acquire(endsAfter(t.Context(), 1), []string{"g"}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("got %v, want %v: the earlier release holds the lock", err, context.Canceled)
+		t.Fatalf("got %v, want %v: another process holds the lock", err, context.Canceled)
 	}
 	blocker.Release()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// share works out what a device is of a shared GPU or partition; nil for one that is none.
+// share returns the device's share of a GPU or partition; nil if the device is not shared.
 func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
 	c := d.config
 	if err := checkTier(d.shape, c); err != nil {
@@ -113,7 +113,7 @@ func checkThreads(s gpu.Shape, c *config, percent int64) error {
 	if c != nil {
 		by = c.describe()
 	}
-	return fmt.Errorf("%s: %d percent of partition %s (%s) are less than one of its %d multiprocessors: ask for %d percent or more",
+	return fmt.Errorf("%s: %d%% of partition %s (%s) is less than one of its %d multiprocessors: request %d%% or more",
 		by, percent, s.Unshared().Name(), s.Profile.Name, s.Profile.Multiprocessors, s.Profile.LeastCores())
 }
 
@@ -182,9 +182,8 @@ func checkServers(devices []device) error {
 			continue
 		}
 		if other, ok := alone[d.config.position]; ok {
-			return fmt.Errorf("request %q: %s asks for one MPS server for two devices, %s of request %q and %s, and a server has one: give each "+
-				"request an opaque configuration of its own, "+
-				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
+			return fmt.Errorf("request %q: %s requests one MPS server for two devices, %s of request %q and %s, but one MPS server cannot serve two devices: "+
+				"give each request an opaque configuration and a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
 		}
 		alone[d.config.position] = d
 	}

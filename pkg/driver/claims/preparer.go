@@ -119,7 +119,7 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	return devices, err
 }
 
-// attempt prepares a claim, or not, as things are.
+// attempt tries once to prepare the claim, without waiting.
 func (p *Preparer) attempt(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
 	p.calls.RLock()
 	defer p.calls.RUnlock()

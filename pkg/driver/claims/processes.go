@@ -244,7 +244,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 			retry.Stop()
 		}
 		if ctx.Err() != nil {
-			return podsLeft, fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
+			return podsLeft, fmt.Errorf("cannot unprepare claim %s yet; it still holds GPUs %v: %w", r.Claim, r.GPUs(), err)
 		}
 		logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
 			"claim", r.Claim, "gpus", r.GPUs())

@@ -14,7 +14,7 @@ import (
 
 // record is the third step: what hardware is about to change is on disk before it does.
 func (a *preparation) record() error {
-	if !a.creates || recordsLate {
+	if !a.creates {
 		return nil
 	}
 	begun := a.toRecord().Clone()
@@ -99,18 +99,8 @@ func parentID(cdi CDI, shape gpu.Shape) string {
 func sameDevices(a, b *records.Record) bool {
 	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
-			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && sameIDs(x, y)
+			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
 	})
-}
-
-// sameIDs compares CDI ids. Release 0.1.0 gave partitions the device of the whole GPU in addition to their own: such a claim
-// keeps what it has.
-func sameIDs(x, y records.Device) bool {
-	if slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs) {
-		return true
-	}
-	return x.Partition != nil && y.Partition != nil && len(x.CDIDeviceIDs) == 2 && len(y.CDIDeviceIDs) == 2 &&
-		strings.TrimSuffix(x.CDIDeviceIDs[0], "-mig") == strings.TrimSuffix(y.CDIDeviceIDs[0], "-mig") && x.CDIDeviceIDs[1] == y.CDIDeviceIDs[1]
 }
 
 // sameShare reports whether two shares are the same but for where their server is.

@@ -114,18 +114,8 @@ func (s *Shares) lockAndRetain(ctx context.Context, name string) error {
 // retain takes from an MPS server the claims of ours that have nothing of it by their records. The caller holds the lock of
 // its GPU: nobody registers a claim of ours meanwhile.
 func (s *Shares) retain(ctx context.Context, name string) error {
-	served, err := s.sharing.ServedMPS(ctx)
-	if err != nil {
-		return err
-	}
 	// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
 	keep := slices.Concat(s.ledger.index.on(gpuOfServer(name), "").served(name), s.ledger.corrupt.all())
-	for _, on := range served {
-		// A supervisor of an earlier release knows no owners, and would take these, too.
-		if on.Server == name && on.Owner != s.ledger.id.Driver {
-			keep = append(keep, on.Claim)
-		}
-	}
 	slices.Sort(keep)
 	return s.sharing.RetainMPS(ctx, name, slices.Compact(keep))
 }

@@ -49,19 +49,6 @@ func TestRecover_ServedWithoutRecord(t *testing.T) {
 	}
 }
 
-// A supervisor of an earlier release takes all claims from a GPU that Retain does not name: so the other claims are named.
-func TestRecover_SupervisorWithoutOwners(t *testing.T) {
-	b := newBed(t)
-	b.prepare("a", mpsOf(0, 10, 10))
-	b.serve("gpu.nvidia.com", 0, "theirs")
-	b.serve("", 0, "earlier")
-	b.Recover(t.Context())
-	got := b.sharing.retained[gpuName(0)]
-	if len(got) != 3 || got[0] != "a" || got[1] != "earlier" || got[2] != "theirs" {
-		t.Errorf("Retain names %v, want the other claims, too", got)
-	}
-}
-
 // Claims of a name that has no plugin here any more go with their object in the API server, and not before.
 func TestReconcile_ServedByNobody(t *testing.T) {
 	b := newBed(t)
@@ -112,20 +99,4 @@ func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
 	b.want("spec a", "mps 0 a")
 	b.Reconcile(t.Context(), &fakeAPI{})
 	b.want()
-}
-
-// What an earlier release prepared is the same claim to this one: its server must not end under its containers.
-func TestPrepare_AloneByMPSOfAnEarlierRelease(t *testing.T) {
-	b := newCompatibleBed(t)
-	b.prepare("a", aloneMPS(0, ""))
-	r := b.Ledger.index.get("a").Clone()
-	r.Devices[0].Share.MPS.ThreadPercentage = wholeGPU // as that release has it
-	must(t, b.Ledger.write(r))
-	b.sharing.took()
-	b.prepare("a", aloneMPS(0, ""))
-	for _, call := range b.sharing.took() {
-		if call[:7] == "StopMPS" {
-			t.Errorf("%s under the claim's containers", call)
-		}
-	}
 }

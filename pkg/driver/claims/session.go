@@ -24,10 +24,9 @@ func (s sessions) of(gpuDevice string) string {
 	return s.Of(gpuDevice)
 }
 
-// current reports whether a session on record is the present one. Records of releases that wrote none count as of the
-// session in which they are first read; from then on they name it, see renew.
+// current reports whether a session on record is the present one.
 func (s sessions) current(gpuDevice, session string) bool {
-	return session == "" || s.DriverSessions == nil || session == s.of(gpuDevice)
+	return s.DriverSessions == nil || session == s.of(gpuDevice)
 }
 
 // unbroken reports whether nobody else can have created a partition of a GPU in place of one of ours.
@@ -107,8 +106,7 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 	return nil
 }
 
-// renew notes the present session in a record: for partitions of which an earlier release noted none, and for those that are
-// proven to be the same as before the driver was released. The caller holds the locks of its GPUs.
+// renew notes the present session in a record, for partitions that are proven to be the same as before the driver was released. The caller holds the locks of its GPUs.
 func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*records.Record, error) {
 	if l.sessions.DriverSessions == nil {
 		return r, nil
@@ -116,7 +114,7 @@ func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*rec
 	renewed := r.Clone()
 	changed := false
 	for _, d := range renewed.Partitions() {
-		if d.Partition.Existing || d.Session != "" && !l.sessions.proves(b, d) {
+		if d.Partition.Existing || !l.sessions.proves(b, d) {
 			continue
 		}
 		klog.FromContext(ctx).V(2).Info("A partition is of the present session of the driver", "claim", r.Claim, "device", d.Device,

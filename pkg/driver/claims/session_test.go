@@ -192,7 +192,7 @@ func TestDriverSession_PartitionWithWitness(t *testing.T) {
 
 func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	b, s := newSessionBed(t)
-	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})
+	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Capabilities{})
 	node.Offers[0].Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
 	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
 	if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {

@@ -27,7 +27,7 @@ const gi = int64(1) << 30
 // holds the claim's owner.
 type sharingDir struct {
 	dir string
-	// owner is the driver name of the plugin; empty for that of an earlier release. onRetain is called by RetainMPS.
+	// owner is the driver name of the plugin. onRetain is called by RetainMPS.
 	owner    string
 	onRetain func(gpuDevice string)
 	// step is called for each change before and after it; err refuses it before it is made, or makes it seem to have

@@ -158,7 +158,7 @@ func openSimBed(t testing.TB, dir string, node *sim.Node, edits ...func(*Options
 func (b *simBed) use(rule v1alpha1.Rule) {
 	b.t.Helper()
 	b.rule = &rule
-	means := policy.Means{Allocated: records.AllocatedOf(b.Ledger.Records()), Partitions: b.Partitions.Unclaimed}
+	means := policy.Capabilities{Allocated: records.AllocatedOf(b.Ledger.Records()), Partitions: b.Partitions.Unclaimed}
 	b.offers = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, b.session.Node(), means).Offers
 	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 }

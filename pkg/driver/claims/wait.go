@@ -165,8 +165,7 @@ func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) e
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("wait for the release of claims %s: %w", names, err)
 	}
-	err := fmt.Errorf("waited %s for the release of claims %s, which are allocated nothing here any more but whose containers "+
-		"may still run: %w",
+	err := fmt.Errorf("timed out after %s waiting for claims %s to be released (deallocated, but their containers may still run): %w",
 		releasePatience, names, refusal)
 	if w.finishing != nil {
 		err = fmt.Errorf("%w (%w)", err, w.finishing)

@@ -28,9 +28,9 @@ type Hardware interface {
 	Missing() error
 	// Offer sets what GPUs offer: claims are prepared by it.
 	Offer(node *policy.Node)
-	// TakeIn has an inventory that has changed noted and made known to container runtimes.
-	TakeIn(ctx context.Context, node *gpu.Node)
-	// RereadLinks has NVLinks read again soon.
+	// SyncInventory records a changed inventory and refreshes the CDI spec.
+	SyncInventory(ctx context.Context, node *gpu.Node)
+	// RefreshLinks schedules a refresh of the NVLinks.
 	RereadLinks()
 	// Close releases the driver. It can be repeated.
 	Close(ctx context.Context)
@@ -280,7 +280,7 @@ func (l *Loop) step(ctx context.Context, changed Aspect) error {
 	}
 }
 
-// observe looks at the aspects that take a look at hardware, files or sockets.
+// observe refreshes aspects that require I/O.
 func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	o := &l.observed
 	if changed.Has(Inventory) {
@@ -355,7 +355,7 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		for _, pci := range p.Removed {
 			l.Removed(pci)
 		}
-		l.Hardware.TakeIn(ctx, l.observed.Inventory)
+		l.Hardware.SyncInventory(ctx, l.observed.Inventory)
 	}
 	if p.Slices != nil {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)

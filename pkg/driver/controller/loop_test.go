@@ -83,11 +83,11 @@ func (f fakeHardware) MemoryLimits(context.Context) (map[gpu.PCIAddress]bool, er
 	}
 	return nil, err
 }
-func (f fakeHardware) Missing() error                    { return read(f.fakeNode, &f.missing) }
-func (f fakeHardware) Offer(*policy.Node)                {}
-func (f fakeHardware) TakeIn(context.Context, *gpu.Node) { f.note("takeIn") }
-func (f fakeHardware) RereadLinks()                      { f.note("links") }
-func (f fakeHardware) Close(context.Context)             { f.set(func() { f.closed = true }) }
+func (f fakeHardware) Missing() error                           { return read(f.fakeNode, &f.missing) }
+func (f fakeHardware) Offer(*policy.Node)                       {}
+func (f fakeHardware) SyncInventory(context.Context, *gpu.Node) { f.note("syncInventory") }
+func (f fakeHardware) RereadLinks()                             { f.note("links") }
+func (f fakeHardware) Close(context.Context)                    { f.set(func() { f.closed = true }) }
 
 type fakeClaims struct{ *fakeNode }
 

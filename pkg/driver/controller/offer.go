@@ -41,8 +41,8 @@ func (p *Plan) offer(o *Observed) {
 }
 
 // means is what the node can do besides what its boards can.
-func (p *Plan) means(o *Observed) policy.Means {
-	means := policy.Means{
+func (p *Plan) means(o *Observed) policy.Capabilities {
+	means := policy.Capabilities{
 		Shares: o.Counted.Shares, SharesBeside: o.Counted.SharesBeside, Counters: o.Counted.Counters,
 		CgroupMemory: func(g *gpu.GPU) bool { return o.MemoryLimits[g.PCI] },
 		Allocated:    records.AllocatedOf(o.Allocations),

@@ -249,7 +249,7 @@ func TestReleaseReason(t *testing.T) {
 		"can be used":    {},
 		"label":          {release: true, want: "gpu.cleave.dev/release-driver=true"},
 		"driver missing": {missing: gpu.ErrDriverNotLoaded, want: "went away"},
-		"both":           {release: true, missing: gpu.ErrDriverNotLoaded, want: "gpu.cleave.dev/drain"},
+		"both":           {release: true, missing: gpu.ErrDriverNotLoaded, want: "gpu.cleave.dev/release-driver"},
 	} {
 		got := text(ReleaseReason(cluster.Node{ReleaseDriver: tt.release}, tt.missing))
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {

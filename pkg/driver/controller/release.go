@@ -15,9 +15,8 @@ import (
 )
 
 // ErrReleaseRequested is why the driver is released by the node's label.
-var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true (or the deprecated %s): the driver can be unloaded or replaced, "+
-	"and is used again once the label is gone",
-	v1alpha1.ReleaseDriverLabel, v1alpha1.DrainLabel) //nolint:staticcheck // nodes may have it still
+var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again "+
+	"once the label is gone", v1alpha1.ReleaseDriverLabel)
 
 // ErrDriverAvailable ends Release once the driver can be used again: the plugin re-executes itself. It may be another release
 // of the driver, and a library that calls were bound to stays in a process for good (dlclose(3): what the program itself refers

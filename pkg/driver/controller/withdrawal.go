@@ -89,7 +89,7 @@ func (w withdrawal) look(o *Observed) (again, list time.Time) {
 // withdrawals are the part of a plan that is about devices that go.
 type withdrawals struct{ *Plan }
 
-// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. Means are
+// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. Capabilities are
 // fewer at a start than they were, or have become fewer meanwhile: an MPS supervisor starts alongside, a feature gate was switched off.
 func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
@@ -101,7 +101,7 @@ func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	for _, device := range o.Before {
 		only[device] = true
 	}
-	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Means{})
+	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Capabilities{})
 	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
 }
 

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/mps/api/v1alpha1"
 )
 
@@ -78,9 +77,6 @@ func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 // It can be repeated, also for a claim that was never known.
 func (c *Client) Release(ctx context.Context, gpuDevice string, claim types.UID) error {
 	_, err := c.supervisor.Release(ctx, &v1alpha1.ReleaseRequest{Gpu: gpuDevice, ClaimUid: string(claim)})
-	if knowsNoPartitions(gpuDevice, err) {
-		return nil
-	}
 	return c.explain(ctx, "end the MPS share of "+gpuDevice, err)
 }
 
@@ -91,17 +87,7 @@ func (c *Client) Retain(ctx context.Context, gpuDevice, owner string, claims []t
 		r.ClaimUids = append(r.ClaimUids, string(claim))
 	}
 	_, err := c.supervisor.Retain(ctx, r)
-	if knowsNoPartitions(gpuDevice, err) {
-		return nil
-	}
 	return c.explain(ctx, "end the MPS shares of "+gpuDevice+" without a claim", err)
-}
-
-// knowsNoPartitions reports whether a supervisor of a release before shared partitions refused the name of one, on which it
-// can have started nothing.
-func knowsNoPartitions(device string, err error) bool {
-	_, _, partition := gpu.ParsePartitionName(device)
-	return partition && status.Code(err) == codes.InvalidArgument
 }
 
 // Status reports the state of all GPUs.

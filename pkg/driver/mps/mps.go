@@ -114,7 +114,7 @@ type GPUStatus struct {
 	PID        int         `json:"pid,omitempty"` // of the daemon, 0 if none runs
 	Generation uint64      `json:"generation"`
 	Claims     []types.UID `json:"claims,omitempty"` // sorted
-	// Owners are the DRA driver names of claims; those of earlier releases have none.
+	// Owners are the DRA driver names of claims.
 	Owners  map[types.UID]string `json:"owners,omitempty"`
 	Message string               `json:"message,omitempty"`
 }

@@ -60,9 +60,9 @@ func Hold(driver string, o Observed) string {
 	case !Decide(o).Hold:
 		return ""
 	case o.Published:
-		return fmt.Sprintf("driver %s, by which name Cleave ran on this node, still publishes them: the kubelet removes its ResourceSlices "+
+		return fmt.Sprintf("driver %s (the name Cleave previously used on this node) still publishes them: the kubelet removes its ResourceSlices "+
 			"half a minute after its plugin is gone", driver)
 	default:
-		return fmt.Sprintf("it is not known yet which claims of driver %s, by which name Cleave ran on this node, have GPUs", driver)
+		return fmt.Sprintf("it is not known yet which claims of driver %s (the name Cleave previously used on this node) have GPUs", driver)
 	}
 }

@@ -8,10 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"sync"
 	"syscall"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -36,73 +33,18 @@ const most = 1024
 // Find lists the driver names, other than one's own, of which Cleave keeps state in the kubelet's plugins directory, in
 // order. NVIDIA's own driver, whose name may be one of them, has no such directories (it keeps a checkpoint.json).
 func Find(pluginsDir, own string) ([]string, error) {
-	found, _, err := find(pluginsDir, own)
-	return found, err
-}
-
-// find also returns the directories on which the answer depends.
-func find(pluginsDir, own string) (found, dirs []string, err error) {
 	entries, err := os.ReadDir(pluginsDir) // sorted
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, fmt.Errorf("look for other driver names: %w", err)
+		return nil, fmt.Errorf("look for other driver names: %w", err)
 	}
-	dirs = []string{pluginsDir}
+	var found []string
 	for _, e := range entries[:min(len(entries), most)] {
 		name := e.Name()
-		if name == own || !e.IsDir() {
-			continue
-		}
-		dir := filepath.Join(pluginsDir, name)
-		dirs = append(dirs, dir)
-		if IsState(dir) && len(validation.IsDNS1123Subdomain(name)) == 0 {
+		if name != own && e.IsDir() && IsState(filepath.Join(pluginsDir, name)) && len(validation.IsDNS1123Subdomain(name)) == 0 {
 			found = append(found, name)
 		}
 	}
-	return found, dirs, nil
-}
-
-// Finder finds names as Find does, and remembers the answer for as long as no directory has changed on which it depends:
-// each lock of a GPU asks.
-type Finder struct {
-	// PluginsDir and Own are the arguments of Find.
-	PluginsDir, Own string
-	// Now is the time; nil for the clock's.
-	Now func() time.Time
-
-	mu     sync.Mutex
-	found  []string
-	dirs   []string
-	stamps []store.Stamp // of dirs; nil if nothing is remembered
-}
-
-// Find may be called from any goroutine.
-func (f *Finder) Find() ([]string, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := time.Now()
-	if f.Now != nil {
-		now = f.Now()
-	}
-	if f.stamps != nil {
-		if stamps, _ := store.StampsOf(f.dirs, now); slices.Equal(stamps, f.stamps) {
-			return slices.Clone(f.found), nil
-		}
-	}
-	f.stamps = nil
-	// The stamps are those of before the search, so that a change during it shows.
-	_, dirs, err := find(f.PluginsDir, f.Own)
-	if err != nil {
-		return nil, err
-	}
-	stamps, reliable := store.StampsOf(dirs, now)
-	found, again, err := find(f.PluginsDir, f.Own)
-	if err != nil {
-		return nil, err
-	}
-	if reliable && slices.Equal(dirs, again) {
-		f.found, f.dirs, f.stamps = found, dirs, stamps
-	}
-	return slices.Clone(found), nil
+	return found, nil
 }
 
 // IsState reports whether a directory has the state of one of Cleave's plugins: one that has ever served has both records

@@ -83,10 +83,9 @@ func regionsIn(root string) bool {
 	return err == nil && bytes.Contains(data, []byte("nvidia"))
 }
 
-// LimitedGPU is the GPU whose memory is limited. Without an address, which specs of earlier releases do not have, all GPUs are opened
-// until the one with the UUID is found.
+// LimitedGPU is the GPU whose memory is limited.
 type LimitedGPU struct {
-	PCI  *gpu.PCIAddress
+	PCI  gpu.PCIAddress
 	UUID string
 }
 
@@ -129,38 +128,18 @@ func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error 
 
 // findLimited opens a GPU. The driver initialises each GPU that is opened, which takes seconds, and may hang for one that is not meant.
 func findLimited(lib Library, of LimitedGPU) (Device, error) {
-	open := func(device func() (Device, error)) (Device, error) {
-		return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Change, false, func() (Device, error) {
-			return withUUID(device, of.UUID)
-		})
-	}
-	if of.PCI != nil {
-		return open(func() (Device, error) { return lib.DeviceByPCI(*of.PCI) })
-	}
-	count, err := lib.DeviceCount()
-	if err != nil {
-		return nil, err
-	}
-	for i := range count {
-		if dev, err := open(func() (Device, error) { return lib.DeviceByIndex(i) }); err == nil {
-			return dev, nil // else it is about another GPU
+	return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Change, false, func() (Device, error) {
+		dev, err := lib.DeviceByPCI(of.PCI)
+		if err != nil {
+			return nil, err
 		}
-	}
-	return nil, gpu.ErrNotFound
-}
-
-// withUUID opens a GPU if it is the one with a UUID.
-func withUUID(device func() (Device, error), uuid string) (Device, error) {
-	dev, err := device()
-	if err != nil {
-		return nil, err
-	}
-	id, err := dev.UUID()
-	if err != nil {
-		return nil, err
-	}
-	if id != uuid {
-		return nil, gpu.ErrNotFound
-	}
-	return dev, nil
+		uuid, err := dev.UUID()
+		if err != nil {
+			return nil, err
+		}
+		if uuid != of.UUID {
+			return nil, gpu.ErrNotFound
+		}
+		return dev, nil
+	})
 }

@@ -83,7 +83,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
 		c.once(a, cause, func() bool {
-			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
+			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet retries by itself; "+
 				"remove the cause if it stays.", oneLine(start))})
 		})
 	}
@@ -100,21 +100,21 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 		return
 	}
 	next := warning{a, claim, reasonUnprepareFailed,
-		fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; remove the cause if it stays.", oneLine(err))}
+		fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, fix the cause.", oneLine(err))}
 	cause, inUse, besides := causeOf(err)
 	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may change with each attempt
 		cause = gpu.ErrInUse.Error()
-		next.message = fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; end those processes on the node if they stay.",
+		next.message = fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, end those processes on the node.",
 			oneLine(err))
 	}
 	if inUse != nil {
 		next.reason = reasonInUse
-		next.message = fmt.Sprintf("The pod cannot end: %s. Once nothing uses the partition it is destroyed, and the "+
-			"pod ends by itself.", oneLine(inUse))
+		next.message = fmt.Sprintf("Cannot unprepare the claim: %s. Once nothing uses the partition, it is destroyed and the pod "+
+			"ends by itself.", oneLine(inUse))
 	}
 	if besides != nil {
-		next.message = fmt.Sprintf("The pod cannot end: %s; and %s. End those processes on the node, and remove what else is wrong; the "+
-			"pod then ends by itself.", oneLine(inUse), oneLine(besides))
+		next.message = fmt.Sprintf("Cannot unprepare the claim: %s; and %s. End those processes on the node and fix the other cause; "+
+			"the pod then ends by itself.", oneLine(inUse), oneLine(besides))
 	}
 	c.once(a, cause, func() bool { return c.warn(next) })
 }

@@ -202,15 +202,15 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 		want  string
 	}{
 		{"no server", failed(errors.New("it ended: code 1\nand 2")), 0, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
-			"it ended: code 1; and 2. The kubelet tries again by itself; remove the cause if it stays."},
+			"it ended: code 1; and 2. The kubelet retries; if this persists, fix the cause."},
 		{"in other words", failed(errors.New("it ended: code 2")), 0, ""},
 		{"another reason", errors.New("disk full"), 0, ""},
 		{"no supervisor", failed(mps.ErrUnavailable), 0, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
-			"the MPS supervisor does not answer. The kubelet tries again by itself; remove the cause if it stays."},
+			"the MPS supervisor does not answer. The kubelet retries; if this persists, fix the cause."},
 		{"the kubelet gave up", failed(context.Canceled), 0, ""},
 		{"forgotten", errors.New("disk full"), 0, ""},
 		{"long after", failed(mps.ErrUnavailable), 2 * forgetAfter, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
-			"the MPS supervisor does not answer. The kubelet tries again by itself; remove the cause if it stays."},
+			"the MPS supervisor does not answer. The kubelet retries; if this persists, fix the cause."},
 		{"prepared", nil, 0, ""},
 	} {
 		now = now.Add(step.after)
@@ -284,7 +284,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 			{"its pods run", func() { c.released(claim, processes(1)) },
 				begin + processes(1).Error() + ". End those processes on the node; Cleave looks again within minutes."},
 			{"others of them", func() { c.released(claim, processes(2)) }, ""},
-			{"reported by Unprepare", func() { c.unprepared(claim, broken) }, "The pod cannot end: a; b. The kubelet tries again by itself; remove the cause if it stays."},
+			{"reported by Unprepare", func() { c.unprepared(claim, broken) }, "Cannot unprepare the claim: a; b. The kubelet retries; if this persists, fix the cause."},
 			{"and then not again", func() { c.released(claim, broken) }, ""},
 			{"the plugin ends", func() { c.unprepared(claim, nil); c.released(claim, context.Canceled) }, ""},
 			{"not reported by Unprepare", func() { c.released(claim, broken) }, begin + "a; b" + again},

@@ -56,7 +56,7 @@ type kubelet struct {
 	metadata metadataFiles
 	// registered is when the kubelet registered a plugin last, in nanoseconds since 1970.
 	registered atomic.Int64
-	underWay   underWay
+	inflight   inflight
 }
 
 // serve opens the sockets of a driver's name. A pod's UID distinguishes them from those of other plugins of that name.
@@ -77,7 +77,7 @@ func (k *kubelet) serve(
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(k.noteRegistration),
-		kubeletplugin.GRPCInterceptor(k.underWay.intercept),
+		kubeletplugin.GRPCInterceptor(k.inflight.intercept),
 	}
 	options = append(options, k.metadata.options(ctx, k.config, driver, p.metrics.metadataFailures.Inc)...)
 	if podUID != "" {

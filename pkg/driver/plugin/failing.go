@@ -70,7 +70,7 @@ func reasonOf(err error) string {
 	}
 }
 
-// forgetAfter is when a claim that is not tried any more counts as failing no longer: its pod was deleted. The kubelet tries again
+// forgetAfter is when a claim that is not tried any more counts as failing no longer: its pod was deleted. The kubelet retries
 // within a minute and a half (k8s.io/kubernetes/pkg/kubelet/pod_workers.go, completeWork).
 const forgetAfter = 10 * time.Minute
 

@@ -96,8 +96,8 @@ func (c controlled) Offer(offered *policy.Node) { c.hw.node.Store(offered) }
 func (c controlled) RereadLinks()               { signal(c.finder.links) }
 func (c controlled) Close(ctx context.Context)  { c.hw.end(ctx); c.driver.released() }
 
-// TakeIn notes the driver's session of added GPUs and writes the CDI spec anew.
-func (c controlled) TakeIn(ctx context.Context, inventory *gpu.Node) {
+// SyncInventory notes the driver's session of added GPUs and writes the CDI spec anew.
+func (c controlled) SyncInventory(ctx context.Context, inventory *gpu.Node) {
 	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
 		// Without it partitions on record are not taken for the plugin's own, which leaves them alone.
 		klog.FromContext(ctx).Error(err, "Saving the driver session of GPUs that have changed failed")

@@ -114,12 +114,13 @@ func (s *service) openPolicy(ctx context.Context) {
 	}
 }
 
-// openLocks opens the locks that plugins of all driver names and releases have in common.
+// openLocks opens the locks that plugins of all driver names have in common. The directory of the driver name is a mark of
+// Cleave's state (names.Find).
 func (s *service) openLocks() (*claims.Locks, error) {
 	if err := os.MkdirAll(filepath.Join(s.config.pluginDir(), names.Locks), 0o700); err != nil {
 		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
 	}
-	locks, err := claims.OpenNodeLocks(filepath.Join(s.config.nodeDir(), names.Locks), s.names.lockDirs)
+	locks, err := claims.OpenLocks(filepath.Join(s.config.nodeDir(), names.Locks))
 	s.names.locks = locks
 	return locks, err
 }

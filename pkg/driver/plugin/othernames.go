@@ -49,8 +49,6 @@ type otherNames struct {
 	state func() cluster.State
 	locks *claims.Locks
 	boot  string
-	// finder finds the names whose locks are taken, too.
-	finder names.Finder
 	// wake has a value when there is something new to look at.
 	wake chan struct{}
 	// looked is closed once it is known what is allocated under other names, or why it is not.
@@ -88,7 +86,7 @@ type otherName struct {
 }
 
 func newOtherNames(s *service, boot string) *otherNames {
-	return &otherNames{s: s, finder: names.Finder{PluginsDir: s.config.PluginsDir, Own: s.config.DriverName},
+	return &otherNames{s: s,
 		state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1),
 		looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
@@ -102,20 +100,6 @@ func (n *otherNames) all() []*otherName {
 		all = append(all, n.byName[driver])
 	}
 	return all
-}
-
-// lockDirs are the directories in which plugins of all names lock GPUs, in order.
-func (n *otherNames) lockDirs() []string {
-	found, err := n.finder.Find()
-	if err != nil { // not to be read: the shared locks are left
-		return []string{filepath.Join(n.s.config.pluginDir(), names.Locks)}
-	}
-	found = append(found, n.s.config.DriverName)
-	slices.Sort(found)
-	for i, driver := range found {
-		found[i] = filepath.Join(n.s.config.PluginsDir, driver, names.Locks)
-	}
-	return found
 }
 
 // find opens the state of names that are not known yet, and reads it. It may be called at any time.
@@ -363,10 +347,10 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	if !n.s.engine.Equipped() {
+	if !n.s.engine.Ready() {
 		return
 	}
-	if !o.engine.Equipped() {
+	if !o.engine.Ready() {
 		static, err := n.staticOf(ctx, hw, o)
 		if err != nil {
 			logger.Error(err, "Could not write the CDI spec of another driver name; it is tried again", "driver", o.driver)

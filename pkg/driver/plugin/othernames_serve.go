@@ -147,7 +147,7 @@ func (o *otherName) startStatus(ctx context.Context, status *claimstatus.Writer)
 
 // restoreStatus corrects the status of the name's claims, once what their devices are is known.
 func (o *otherName) restoreStatus() {
-	if o.status != nil && o.engine.Equipped() {
+	if o.status != nil && o.engine.Ready() {
 		o.status.Restore(o.engine.Ledger.Records())
 	}
 }
@@ -189,9 +189,9 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 	switch {
 	case now == "":
 		n.s.events.Note(reasonOtherNameReleased,
-			fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
+			fmt.Sprintf("No claim of driver %s (the name Cleave previously used on this node) has a GPU any more", o.driver))
 	case !known || was == "":
-		n.s.events.Note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
+		n.s.events.Note(reasonOtherName, fmt.Sprintf("Claims of driver %s (the name Cleave previously used on this node) have GPUs: %s. "+
 			"Those devices are tainted until the claims' pods have ended", o.driver, now))
 	}
 }

@@ -25,7 +25,7 @@ func TestSpecs_ControlNodesMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	offered := policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
+	offered := policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Capabilities{})
 	root := filepath.Join(t.TempDir(), "driver")
 	if err := os.MkdirAll(filepath.Join(root, "dev/pts"), 0o700); err != nil {
 		t.Fatal(err)

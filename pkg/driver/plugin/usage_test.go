@@ -62,7 +62,7 @@ func TestUsage_Golden(t *testing.T) {
 	}
 	inventory := *session.Node()
 	inventory.GPUs = inventory.GPUs[:4]
-	offered := policy.Apply(&v1alpha1.NodePolicy{}, &inventory, policy.Means{})
+	offered := policy.Apply(&v1alpha1.NodePolicy{}, &inventory, policy.Capabilities{})
 	device := func(i int, suffix string) records.Device {
 		g := &inventory.GPUs[i]
 		return records.Device{Pool: "node-1", GPU: g.PCI.DeviceName(), Device: g.PCI.DeviceName() + suffix, UUID: g.UUID}

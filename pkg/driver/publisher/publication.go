@@ -219,7 +219,7 @@ func contentOf(devices []resourceapi.Device, counters []resourceapi.CounterSet) 
 	}
 	data, err := spec.Marshal()
 	if err != nil {
-		return content{} // is not to be: it would be equal to no slice that is there, and those not be kept
+		return content{} // cannot happen; an empty digest matches nothing
 	}
 	return sha256.Sum256(data)
 }

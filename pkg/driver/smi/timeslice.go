@@ -20,7 +20,7 @@ import (
 func (t *Tool) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error {
 	number := slices.Index(v1alpha1.Intervals(), v1alpha1.Interval(interval))
 	if number < 0 {
-		return fmt.Errorf("set the time slices of GPU %s: %q is no interval", g.PCI.DeviceName(), interval)
+		return fmt.Errorf("set the time slices of GPU %s: invalid time-slice interval %q", g.PCI.DeviceName(), interval)
 	}
 	klog.FromContext(ctx).V(4).Info("Setting time slices", "gpu", g.PCI.DeviceName(), "interval", interval)
 	_, err := t.start(ctx, shortRun, &program{pci: g.PCI}, "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))

@@ -25,7 +25,7 @@ func TestFragmentation_AsOfSlices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		node := policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
+		node := policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Capabilities{})
 		const driver = "gpu.cleave.dev"
 		var published []*resourceapi.ResourceSlice
 		list := nodeslices.Objects(node, driver, "node-1")

@@ -30,7 +30,7 @@ func open(t *testing.T) (*policy.Node, *gpu.GPU) {
 	}
 	inventory := *session.Node()
 	inventory.GPUs = inventory.GPUs[:1]
-	node := policy.Apply(&v1alpha1.NodePolicy{}, &inventory, policy.Means{})
+	node := policy.Apply(&v1alpha1.NodePolicy{}, &inventory, policy.Capabilities{})
 	return node, &inventory.GPUs[0]
 }
 
@@ -154,7 +154,7 @@ func TestOf_SharedPartitions(t *testing.T) {
 	node, g := open(t)
 	node = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Share: []v1alpha1.PartitionShare{
 		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
-	}}}}}, node.Node, policy.Means{})
+	}}}}}, node.Node, policy.Capabilities{})
 	of := func(profile string, start int, shares, memory, cores int64) records.Device {
 		d := partition(t, g, profile, start, 1)
 		d.Device += "-mps"
@@ -224,7 +224,7 @@ func TestOf_Withdrawn(t *testing.T) {
 // A policy that offers nothing leaves nothing to count but what is allocated still.
 func TestOf_NothingPublished(t *testing.T) {
 	node, g := open(t)
-	none := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, node.Node, policy.Means{MPS: errors.New("none")})
+	none := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, node.Node, policy.Capabilities{MPS: errors.New("none")})
 	if got := Of(none, nil, nil)[0]; got.Memory != 0 || got.Cores != 0 || len(got.Tiers) != 0 {
 		t.Errorf("got %+v, want nothing", got)
 	}

@@ -37,14 +37,14 @@ type choice struct {
 
 // Reasons why the measure has no say; values of a metric's label.
 const (
-	passedUnforeseen = "unforeseen" // alternatives, constraints, all devices, admin access
-	passedDriver     = "driver"     // devices of a driver that is not packed, or of several
-	passedSearch     = "search"     // too many combinations
-	passedSelector   = "selector"   // a selector fails
-	passedNone       = "none"       // no node has such devices
-	passedPlugin     = "plugin"     // extended resources of a device plugin
-	passedAllocated  = "allocated"  // claims that have devices already
-	passedGroup      = "group"      // a pod of a group that is scheduled together
+	passedUnpredictable = "unpredictable" // alternatives, constraints, all devices, admin access
+	passedDriver        = "driver"        // devices of a driver that is not packed, or of several
+	passedSearch        = "search"        // too many combinations
+	passedSelector      = "selector"      // a selector fails
+	passedNone          = "none"          // no node has such devices
+	passedPlugin        = "plugin"        // extended resources of a device plugin
+	passedAllocated     = "allocated"     // claims that have devices already
+	passedGroup         = "group"         // a pod of a group that is scheduled together
 )
 
 // query is what is looked for on some nodes.

@@ -62,7 +62,7 @@ type plan struct {
 	// matches: the driver has devices that the demand selects. complete: it has some for each request.
 	matches, complete bool
 	fits              bool
-	// err is why nothing can be foreseen.
+	// err is why nothing can be predicted.
 	err  error
 	cost packing.Cost
 }
@@ -227,7 +227,7 @@ func (c *cluster) plan(ctx context.Context, v *view, d pools.Demand) plan {
 	if known, ok := v.plans[d.Key]; ok {
 		return known
 	}
-	p := c.foresee(ctx, v, d)
+	p := c.predict(ctx, v, d)
 	if errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded) {
 		return p
 	}
@@ -238,7 +238,7 @@ func (c *cluster) plan(ctx context.Context, v *view, d pools.Demand) plan {
 	return p
 }
 
-func (c *cluster) foresee(ctx context.Context, v *view, d pools.Demand) plan {
+func (c *cluster) predict(ctx context.Context, v *view, d pools.Demand) plan {
 	requests, err := c.cache.Requests(ctx, v.node, d)
 	if err != nil {
 		return plan{err: err}

@@ -224,7 +224,7 @@ func (b *bed) place(pod *corev1.Pod) (node string, state *fakeState) {
 	return node, state
 }
 
-// allocate is what the measure foresees, which e2e/packing holds against the allocator.
+// allocate is what the measure predicts, which e2e/packing holds against the allocator.
 func (b *bed) allocate(node string, claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
 	b.t.Helper()
 	c := b.plugin.cluster

@@ -13,7 +13,7 @@ import (
 	"k8s.io/kube-scheduler/framework"
 )
 
-// TestPreFilter_PassesThrough: what cannot be foreseen, or is not for GPUs that are packed, sees all nodes.
+// TestPreFilter_PassesThrough: what cannot be predicted, or is not for GPUs that are packed, sees all nodes.
 func TestPreFilter_PassesThrough(t *testing.T) {
 	nic := func(nodeName *string) *resourceapi.ResourceSlice {
 		s := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{
@@ -48,15 +48,15 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 		"no such device":  {passedNone, func(b *bed) *corev1.Pod { return b.pod("x", "5g.50gb") }},
 		"broken selector": {passedSelector, func(b *bed) *corev1.Pod { return b.pod("x", "broken") }},
 		"many to try":     {passedSearch, func(b *bed) *corev1.Pod { return b.pod("x", "2g.20gb", count(25)) }},
-		"constraint": {passedUnforeseen, func(b *bed) *corev1.Pod {
+		"constraint": {passedUnpredictable, func(b *bed) *corev1.Pod {
 			return b.pod("x", "gpu", func(s *resourceapi.ResourceClaimSpec) {
 				s.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
 			})
 		}},
-		"all": {passedUnforeseen, func(b *bed) *corev1.Pod {
+		"all": {passedUnpredictable, func(b *bed) *corev1.Pod {
 			return b.pod("x", "gpu", exactly(func(r *resourceapi.ExactDeviceRequest) { r.AllocationMode = resourceapi.DeviceAllocationModeAll }))
 		}},
-		"admin": {passedUnforeseen, func(b *bed) *corev1.Pod {
+		"admin": {passedUnpredictable, func(b *bed) *corev1.Pod {
 			return b.pod("x", "gpu", exactly(func(r *resourceapi.ExactDeviceRequest) { r.AdminAccess = new(true) }))
 		}},
 		"allocated": {passedAllocated, func(b *bed) *corev1.Pod {
@@ -74,7 +74,7 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 			b.publish(nic(nil))
 			return b.pod("x", "gpu", second("nic"))
 		}},
-		"init container": {passedUnforeseen, func(b *bed) *corev1.Pod {
+		"init container": {passedUnpredictable, func(b *bed) *corev1.Pod {
 			p := extended("gpu", 1)
 			p.Spec.InitContainers = p.Spec.Containers
 			return p

@@ -119,8 +119,8 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 	var demand pools.Demand
 	if passed == "" {
 		demand, err = pools.NewDemand(p.dra.DeviceClasses().Get, specs...)
-		if errors.Is(err, pools.ErrUnforeseen) {
-			passed = passedUnforeseen
+		if errors.Is(err, pools.ErrUnpredictable) {
+			passed = passedUnpredictable
 		} else if err != nil {
 			return nil, skip
 		}

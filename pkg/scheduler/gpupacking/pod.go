@@ -68,7 +68,7 @@ func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *reso
 	for i := range pod.Spec.InitContainers {
 		for name := range pod.Spec.InitContainers[i].Resources.Requests {
 			if a.classOf(name) != nil {
-				return nil, passedUnforeseen
+				return nil, passedUnpredictable
 			}
 		}
 	}

@@ -53,12 +53,12 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: features.ConsumableCapacity}),
 		of:     map[string]sets.Set[structured.DeviceID]{},
 	}
-	return n.Twin(), nil
+	return n.EmptyClone(), nil
 }
 
-// Twin is a node that publishes the same and of which nothing is taken. What is known of classes is shared, so that twins are
-// used by one goroutine.
-func (n *Node) Twin() *Node {
+// EmptyClone is a node that publishes the same and of which nothing is allocated. What is known of classes is shared, so that clones
+// are used by one goroutine.
+func (n *Node) EmptyClone() *Node {
 	twin := *n
 	twin.state = structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
@@ -73,9 +73,9 @@ func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClai
 	return n.allocate(ctx, n.slices, claims)
 }
 
-// AllocateSome allocates devices of a class. It gives what Allocate gives, in a third of the time, as the allocator is not
+// AllocateFromClass allocates devices of a class. It gives what Allocate gives, in a third of the time, as the allocator is not
 // shown the free devices that the class does not select.
-func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
+func (n *Node) AllocateFromClass(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
 	selected, err := n.selected(ctx, class)
 	if err != nil {
 		return resourceapi.AllocationResult{}, err

@@ -29,7 +29,7 @@ func nodeOf(t *testing.T, model string) *allocator.Node {
 		t.Fatal(err)
 	}
 	var published []*resourceapi.ResourceSlice
-	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, "node-1")
+	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), v1alpha1.Group, "node-1")
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
 	}
@@ -45,7 +45,7 @@ func TestAllocate_UntilFull(t *testing.T) {
 		n := nodeOf(t, "hgx-h100")
 		var all []resourceapi.AllocationResult
 		for {
-			result, err := n.AllocateSome(t.Context(), fmt.Sprint("claim-", len(all)), class, 1)
+			result, err := n.AllocateFromClass(t.Context(), fmt.Sprint("claim-", len(all)), class, 1)
 			if errors.Is(err, allocator.ErrNoFit) {
 				break
 			}
@@ -72,7 +72,7 @@ func TestAllocate_UntilFull(t *testing.T) {
 }
 
 func TestAllocate_UnknownClass(t *testing.T) {
-	if _, err := nodeOf(t, "t4").AllocateSome(t.Context(), "claim", "absent", 1); err == nil || !strings.Contains(err.Error(), `no DeviceClass "absent"`) {
+	if _, err := nodeOf(t, "t4").AllocateFromClass(t.Context(), "claim", "absent", 1); err == nil || !strings.Contains(err.Error(), `no DeviceClass "absent"`) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -113,8 +113,8 @@ func TestAllocate_DistinctGPUs(t *testing.T) {
 	}
 }
 
-// TestAllocateSome_Published: devices that are published later are found, and a class may select by whether devices are shared.
-func TestAllocateSome_Published(t *testing.T) {
+// TestAllocateFromClass_Published: devices that are published later are found, and a class may select by whether devices are shared.
+func TestAllocateFromClass_Published(t *testing.T) {
 	shared := &resourceapi.DeviceClass{}
 	shared.Name = "shared"
 	shared.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.allowMultipleAllocations"}}}
@@ -130,11 +130,11 @@ func TestAllocateSome_Published(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.AllocateSome(t.Context(), "first", "shared", 1); !errors.Is(err, allocator.ErrNoFit) {
+	if _, err := n.AllocateFromClass(t.Context(), "first", "shared", 1); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("no device is shared: %v", err)
 	}
 	n.Publish(publish(resourceapi.Device{Name: "a"}, resourceapi.Device{Name: "b", AllowMultipleAllocations: new(true)}))
-	got, err := n.AllocateSome(t.Context(), "second", "shared", 1)
+	got, err := n.AllocateFromClass(t.Context(), "second", "shared", 1)
 	if err != nil || got.Devices.Results[0].Device != "b" {
 		t.Errorf("one is: %v, %v", got, err)
 	}

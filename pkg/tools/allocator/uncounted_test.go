@@ -57,7 +57,7 @@ func TestUncounted_NothingTwice(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				offered := policy.Apply(p, inventory, policy.Means{Counters: errors.New("dropped")})
+				offered := policy.Apply(p, inventory, policy.Capabilities{Counters: errors.New("dropped")})
 				published, dropped := dropCounters(nodeslices.Objects(offered, v1alpha1.Group, "node-1"))
 				if dropped > 0 {
 					t.Errorf("%d counters are published", dropped)
@@ -69,7 +69,7 @@ func TestUncounted_NothingTwice(t *testing.T) {
 				allocated := map[gpu.PCIAddress][]gpu.Shape{}
 				for _, class := range classes {
 					for i := 0; ; i++ {
-						result, err := n.AllocateSome(t.Context(), fmt.Sprint(class.Name, i), class.Name, 1)
+						result, err := n.AllocateFromClass(t.Context(), fmt.Sprint(class.Name, i), class.Name, 1)
 						if err != nil {
 							break
 						}

@@ -68,7 +68,7 @@ func (b *bed) node(name, model string, p *v1alpha1.NodePolicy) *corev1.Node {
 	if model != "" {
 		gpus, err := models.Load(model)
 		b.must(err)
-		b.slices = append(b.slices, nodeslices.Objects(policy.Apply(p, gpus, policy.Means{}), driver, name).Items...)
+		b.slices = append(b.slices, nodeslices.Objects(policy.Apply(p, gpus, policy.Capabilities{}), driver, name).Items...)
 	}
 	return n
 }

@@ -120,35 +120,52 @@ func (c *Cause) describeDevices(nodes int) {
 	case InUse:
 		c.Message = fmt.Sprintf("%s allocated to %s", are, claimsText(c.Claims))
 	case Counter:
-		c.Message = fmt.Sprintf("%s overlapped by what is allocated to %s: counters %s are used up", are, claimsText(c.Claims), c.counters())
+		overlap := fmt.Sprintf("%d devices overlap", c.Devices)
+		if c.Devices == 1 {
+			overlap = "1 device overlaps"
+		}
+		c.Message = fmt.Sprintf("%s with allocations of %s: counters %s are used up", overlap, claimsText(c.Claims), c.counters())
 	case Share:
 		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
 	case Count:
-		most := fmt.Sprint(c.most)
-		if nodes > 1 {
-			most = "at most " + most
-		}
-		c.Message = fmt.Sprintf("%d devices are asked for, and %s fit", c.want, most)
-		if c.most == 0 {
-			c.Message = fmt.Sprintf("%d devices are asked for, and none fits", c.want)
-		}
+		c.Message = c.describeCount(nodes)
 	case Constraint:
-		c.Message = "enough devices are free, and no choice of them meets " + c.name
+		c.Message = "enough devices are free, but no combination satisfies " + c.name
 	case Together:
-		c.Message = "each request fits by itself, and all of them do not fit together"
+		c.Message = "each request fits on its own, but not all together"
 		if c.want == 1 {
 			c.Message = "the devices that match exclude each other"
 		}
 	case Timeout:
 		c.Message = fmt.Sprintf("not known: the search takes more than %s. The scheduler ends it after 10 s on a node", searchTimeout)
-		c.Remedy = "ask for fewer devices in one claim"
+		c.Remedy = "request fewer devices in one claim"
 		if c.name != "" {
 			c.Message, c.Remedy = c.name, ""
 		}
 	}
 }
 
-// text is what of a selector is false.
+// describeCount says how many of the requested devices fit, on one node or on the best of several.
+func (c *Cause) describeCount(nodes int) string {
+	requested := fmt.Sprintf("%d devices requested", c.want)
+	if c.want == 1 {
+		requested = "1 device requested"
+	}
+	only := "only"
+	if nodes > 1 {
+		only = "at most"
+	}
+	switch c.most {
+	case 0:
+		return requested + ", but none fits"
+	case 1:
+		return fmt.Sprintf("%s, but %s 1 fits", requested, only)
+	default:
+		return fmt.Sprintf("%s, but %s %d fit", requested, only, c.most)
+	}
+}
+
+// text is the part of a selector that is false.
 func (m *Mismatch) text() string {
 	if m.Part != "" {
 		return m.Part
@@ -185,7 +202,7 @@ func (t *Taint) String() string {
 func shortages(missing []Shortage) string {
 	var parts []string
 	for _, m := range missing {
-		parts = append(parts, fmt.Sprintf("%s %s is asked for, the most is %s", m.Name, m.Want, m.Most))
+		parts = append(parts, fmt.Sprintf("%s %s requested, at most %s available", m.Name, m.Want, m.Most))
 	}
 	return strings.Join(parts, ", ")
 }

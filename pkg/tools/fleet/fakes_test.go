@@ -30,7 +30,7 @@ func slicesOf(t testing.TB, model, node string) []resourceapi.ResourceSlice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), testDriver, node).Items
+	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), testDriver, node).Items
 }
 
 // claimed is a claim, allocated devices of a node unless there are none.

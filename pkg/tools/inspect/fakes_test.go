@@ -156,7 +156,7 @@ func (m *machine) view() *View {
 		}
 		m.Partitions[g.PCI] = parts
 	}
-	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS, Allocated: records.AllocatedOf(m.Records), Partitions: m.Unclaimed})
+	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Capabilities{MPS: m.noMPS, Allocated: records.AllocatedOf(m.Records), Partitions: m.Unclaimed})
 	v := OfMachine(m.Hardware)
 	v.Driver = "gpu.cleave.dev"
 	return v

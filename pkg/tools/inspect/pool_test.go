@@ -28,7 +28,7 @@ func ptr[T any](v T) *T { return &v }
 // published is what a machine publishes under a policy.
 func (m *machine) published() Pool {
 	m.t.Helper()
-	node := policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS})
+	node := policy.Apply(m.policy, m.session.Node(), policy.Capabilities{MPS: m.noMPS})
 	return Pool{Node: testNode, Driver: testDriver, Slices: nodeslices.Objects(node, testDriver, testNode).Items}
 }
 

@@ -27,12 +27,12 @@ type request struct {
 type Classes func(name string) (*resourceapi.DeviceClass, error)
 
 // NewDemand is the demand of a pod's claims, in the order of the pod. Constraints, alternatives, all devices and admin access
-// give ErrUnforeseen.
+// give ErrUnpredictable.
 func NewDemand(class Classes, claims ...*resourceapi.ResourceClaimSpec) (Demand, error) {
 	var d Demand
 	for _, spec := range claims {
 		if len(spec.Devices.Constraints) > 0 {
-			return Demand{}, fmt.Errorf("claim with constraints: %w", ErrUnforeseen)
+			return Demand{}, fmt.Errorf("claim with constraints: %w", ErrUnpredictable)
 		}
 		devices := 0
 		for i := range spec.Devices.Requests {
@@ -44,7 +44,7 @@ func NewDemand(class Classes, claims ...*resourceapi.ResourceClaimSpec) (Demand,
 			d.requests = append(d.requests, r)
 		}
 		if devices > resourceapi.AllocationResultsMaxSize {
-			return Demand{}, fmt.Errorf("claim for %d devices, more than an allocation may have: %w", devices, ErrUnforeseen)
+			return Demand{}, fmt.Errorf("claim for %d devices, more than an allocation may have: %w", devices, ErrUnpredictable)
 		}
 	}
 	key, err := json.Marshal(d.requests)
@@ -59,11 +59,11 @@ func newRequest(class Classes, r *resourceapi.DeviceRequest) (request, error) {
 	e := r.Exactly
 	switch {
 	case e == nil:
-		return request{}, fmt.Errorf("request %s has alternatives: %w", r.Name, ErrUnforeseen)
+		return request{}, fmt.Errorf("request %s has alternatives: %w", r.Name, ErrUnpredictable)
 	case e.AllocationMode != resourceapi.DeviceAllocationModeExactCount && e.AllocationMode != "":
-		return request{}, fmt.Errorf("request %s has the mode %s: %w", r.Name, e.AllocationMode, ErrUnforeseen)
+		return request{}, fmt.Errorf("request %s has the mode %s: %w", r.Name, e.AllocationMode, ErrUnpredictable)
 	case e.AdminAccess != nil && *e.AdminAccess:
-		return request{}, fmt.Errorf("request %s has admin access: %w", r.Name, ErrUnforeseen)
+		return request{}, fmt.Errorf("request %s has admin access: %w", r.Name, ErrUnpredictable)
 	}
 	c, err := class(e.DeviceClassName)
 	if err != nil {
@@ -73,7 +73,7 @@ func newRequest(class Classes, r *resourceapi.DeviceRequest) (request, error) {
 	for _, selectors := range [][]resourceapi.DeviceSelector{c.Spec.Selectors, e.Selectors} {
 		for _, s := range selectors {
 			if s.CEL == nil {
-				return request{}, fmt.Errorf("request %s has a selector of an unknown kind: %w", r.Name, ErrUnforeseen)
+				return request{}, fmt.Errorf("request %s has a selector of an unknown kind: %w", r.Name, ErrUnpredictable)
 			}
 			found.Selectors = append(found.Selectors, s.CEL.Expression)
 		}

@@ -4,6 +4,6 @@
 // allocations, requests of claims and DeviceClasses.
 //
 // A Cache makes Nodes of slices and Requests of Demands. It shares models between nodes that publish the same, and evaluates
-// a selector once for all devices that are equal in the attributes it names. What it cannot foresee exactly it refuses:
-// ErrIncomplete for pools, ErrUnforeseen for claims. The allocator then decides as if there were no measure.
+// a selector once for all devices that are equal in the attributes it names. What it cannot predict exactly it refuses:
+// ErrIncomplete for pools, ErrUnpredictable for claims. The allocator then decides as if there were no measure.
 package pools

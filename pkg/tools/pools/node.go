@@ -16,8 +16,8 @@ import (
 // ErrIncomplete is returned for a node of which no pool is published in full.
 var ErrIncomplete = errors.New("no pool is complete")
 
-// ErrUnforeseen is returned for what only the allocator can foresee.
-var ErrUnforeseen = errors.New("only the allocator can decide this")
+// ErrUnpredictable is returned for what only the allocator can predict.
+var ErrUnpredictable = errors.New("only the allocator can decide this")
 
 // Node is what a driver publishes for one node.
 type Node struct {
@@ -138,11 +138,11 @@ func (p *pool) waits() int {
 
 // Node is what a driver publishes for a node, from all its slices for that node, in any order, and the DeviceTaintRules of
 // the cluster. It knows pools that are published in full; where there is none, it returns ErrIncomplete. Devices that not
-// only one node has give ErrUnforeseen. The slices must not change afterwards.
+// only one node has give ErrUnpredictable. The slices must not change afterwards.
 func (c *Cache) Node(published []*resourceapi.ResourceSlice, rules ...*resourceapi.DeviceTaintRule) (*Node, error) {
 	for _, s := range published {
 		if s.Spec.NodeName == nil {
-			return nil, fmt.Errorf("read ResourceSlice %s: it is not of one node: %w", s.Name, ErrUnforeseen)
+			return nil, fmt.Errorf("read ResourceSlice %s: it is not of one node: %w", s.Name, ErrUnpredictable)
 		}
 	}
 	found, err := complete(published)

@@ -150,8 +150,8 @@ func TestNode_PoolNotWhole(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrIncomplete", name, err)
 		}
 	}
-	if _, err := NewCache().Node(broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.NodeName = nil })); !errors.Is(err, ErrUnforeseen) {
-		t.Errorf("a slice of no node: got %v, want ErrUnforeseen", err)
+	if _, err := NewCache().Node(broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.NodeName = nil })); !errors.Is(err, ErrUnpredictable) {
+		t.Errorf("a slice of no node: got %v, want ErrUnpredictable", err)
 	}
 	// Of a slice with counters the allocator sees no devices.
 	combined := broken(func(all []*resourceapi.ResourceSlice) {
@@ -327,12 +327,12 @@ func TestNewDemand(t *testing.T) {
 		"33 devices":  claim(func(r *resourceapi.ExactDeviceRequest) { r.Count = 33 }),
 		"no selector": claim(func(r *resourceapi.ExactDeviceRequest) { r.Selectors = make([]resourceapi.DeviceSelector, 1) }),
 	} {
-		if _, err := NewDemand(class("true"), spec); !errors.Is(err, ErrUnforeseen) {
-			t.Errorf("%s: got %v, want ErrUnforeseen", name, err)
+		if _, err := NewDemand(class("true"), spec); !errors.Is(err, ErrUnpredictable) {
+			t.Errorf("%s: got %v, want ErrUnpredictable", name, err)
 		}
 	}
 	missing := func(string) (*resourceapi.DeviceClass, error) { return nil, errors.New("not found") }
-	if _, err := NewDemand(missing, claim()); err == nil || errors.Is(err, ErrUnforeseen) {
+	if _, err := NewDemand(missing, claim()); err == nil || errors.Is(err, ErrUnpredictable) {
 		t.Errorf("a class that does not exist: got %v", err)
 	}
 	one, err := NewDemand(class("true"), claim())

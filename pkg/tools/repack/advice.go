@@ -94,8 +94,8 @@ const (
 	Spread Reason = "Spread"
 	// OtherPods: where the pod can run depends on other pods.
 	OtherPods Reason = "OtherPods"
-	// Unforeseen is a claim of which only the allocator can say where it fits.
-	Unforeseen Reason = "Unforeseen"
+	// Unpredictable is a claim of which only the allocator can say where it fits.
+	Unpredictable Reason = "Unpredictable"
 	// Unused is a claim without a pod.
 	Unused Reason = "Unused"
 )

@@ -76,7 +76,7 @@ func (s *search) run(ctx context.Context, a *Advice) error {
 	return nil
 }
 
-// step empties a GPU, if that can be foreseen and costs no other one: if need be with its node cordoned.
+// step empties a GPU, if that can be predicted and costs no other one: if need be with its node cordoned.
 func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 	var step Step
 	begin := s.mark().moves

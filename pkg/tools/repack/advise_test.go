@@ -123,11 +123,11 @@ func TestAdvise_Kept(t *testing.T) {
 		}, OtherDriver, "its claim stray has devices of another driver"},
 		"constraint": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
 			c.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("a/b"))}}
-		}, Unforeseen, "claim with constraints"},
+		}, Unpredictable, "claim with constraints"},
 		"class gone": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
 			c.Spec.Devices.Requests[0].Exactly.DeviceClassName = "gone"
 		},
-			Unforeseen, `no DeviceClass "gone"`},
+			Unpredictable, `no DeviceClass "gone"`},
 		"claim without pod": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, Unused, "no pod uses it"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,7 +96,7 @@ func driversOf(claim *resourceapi.ResourceClaim, driver string) (own, others boo
 func (c *Cluster) expressions(claim *resourceapi.ResourceClaim) (all []string) {
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly == nil {
-			continue // it is not foreseen
+			continue // it is not predicted
 		}
 		selectors := slices.Clone(r.Exactly.Selectors)
 		if class := c.classes[r.Exactly.DeviceClassName]; class != nil {

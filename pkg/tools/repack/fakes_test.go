@@ -52,7 +52,7 @@ func (b *bed) addNode(model, name string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, name)
+	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), v1alpha1.Group, name)
 	var published []*resourceapi.ResourceSlice
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
@@ -76,7 +76,7 @@ func (b *bed) addNode(model, name string) {
 // pod adds a pod of a Deployment, and its claim for devices of a class. It is nil where the node has no room.
 func (b *bed) pod(name, node, class string, count int64, change ...func(*corev1.Pod, *resourceapi.ResourceClaim)) *corev1.Pod {
 	b.Helper()
-	result, err := b.nodes[node].AllocateSome(b.Context(), name, class, count)
+	result, err := b.nodes[node].AllocateFromClass(b.Context(), name, class, count)
 	if err != nil {
 		return nil
 	}

@@ -85,7 +85,7 @@ func (c *Cluster) judge(p *pod) pools.Demand {
 	}
 	demand, err := c.demandOf(p.object)
 	if err != nil {
-		p.refuse(Unforeseen, "%v", err)
+		p.refuse(Unpredictable, "%v", err)
 	}
 	return demand
 }
@@ -119,7 +119,7 @@ func controllerOf(p *corev1.Pod) string {
 	return owner.Kind + "/" + owner.Name
 }
 
-// checkMarks looks for what else keeps a pod from being restarted, or from a place that can be foreseen.
+// checkMarks looks for what else keeps a pod from being restarted, or from a place that can be predicted.
 func (c *Cluster) checkMarks(p *pod) {
 	for _, mark := range doNotDisrupt {
 		if value, ok := p.object.Annotations[mark.key]; ok && (mark.value == "" || value == mark.value) {

@@ -157,7 +157,7 @@ func best(ctx context.Context, t *testing.T, s *search, left []*pod) (gain, pods
 		}
 		for _, cordon := range []bool{false, true} {
 			opens := func(at spot) bool { return at.node.spends(at.uses, nil) }
-			if to := s.foresee(ctx, p, cordon); len(to) == 1 || len(to) > 1 && !slices.ContainsFunc(to, opens) {
+			if to := s.predict(ctx, p, cordon); len(to) == 1 || len(to) > 1 && !slices.ContainsFunc(to, opens) {
 				s.replace(p, to)
 				g, n := best(ctx, t, s, slices.Concat(left[:i], left[i+1:]))
 				g, n = g+s.whole-whole, n+1

@@ -204,10 +204,10 @@ func (s *search) opening(ctx context.Context, n *node, demand int) int {
 	return lost
 }
 
-// foresee is where the replacement of a pod would be, which is nowhere if it depends on the moment: a Deployment's replacement
+// predict is where the replacement of a pod would be, which is nowhere if it depends on the moment: a Deployment's replacement
 // is scheduled while the old pod has its devices, a StatefulSet's once it gave them back. While the pod's node is cordoned, that
 // is the same. The pod is gone afterwards.
-func (s *search) foresee(ctx context.Context, p *pod, cordon bool) []spot {
+func (s *search) predict(ctx context.Context, p *pod, cordon bool) []spot {
 	if cordon {
 		s.apply(p.on, p, p.uses, -1)
 		if toleratesCordon(p.object) {
@@ -236,7 +236,7 @@ func (s *search) restart(ctx context.Context, p *pod, leaves *gpu, cordon bool) 
 	if p.on.unsure { // an earlier replacement may be there, and what room is left beside it is not known
 		return false
 	}
-	to := s.foresee(ctx, p, cordon)
+	to := s.predict(ctx, p, cordon)
 	if len(to) == 0 || slices.ContainsFunc(to, func(at spot) bool { return at.node.spends(at.uses, leaves) }) {
 		return false
 	}

@@ -114,7 +114,7 @@ func (c *chooser) leastAllocated(request int) ([]int, error) {
 			break
 		}
 		at := (begin + i) % len(c.nodes)
-		a, err := c.foresee(c.nodes[at], request)
+		a, err := c.predict(c.nodes[at], request)
 		if err != nil {
 			return nil, err
 		}

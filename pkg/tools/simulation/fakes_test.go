@@ -26,7 +26,7 @@ func poolOf(t testing.TB, model string, nodes int) Pool {
 		t.Fatal(err)
 	}
 	return Pool{
-		Model: model, Nodes: nodes, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), Driver: v1alpha1.Group, Classes: classes,
+		Model: model, Nodes: nodes, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), Driver: v1alpha1.Group, Classes: classes,
 	}
 }
 

@@ -163,9 +163,9 @@ type node struct {
 
 // answer is what is known of a request on a node.
 type answer struct {
-	// foreseen means that uses and fits are known, measured that cost is, and refused that the allocator found no place. Where
-	// there are too many combinations to foresee, unsure is set, and the allocator decides; givenUp, if that takes too long.
-	foreseen, fits, unsure, measured, refused, givenUp bool
+	// predicted means that uses and fits are known, measured that cost is, and refused that the allocator found no place. Where
+	// there are too many combinations to predict, unsure is set, and the allocator decides; givenUp, if that takes too long.
+	predicted, fits, unsure, measured, refused, givenUp bool
 
 	uses []packing.Use
 	cost packing.Cost
@@ -188,7 +188,7 @@ func (p *plan) newNodes() ([]*node, error) {
 	}
 	nodes, empty := make([]*node, p.pool.Nodes), p.measured.NewState()
 	for i := range nodes {
-		nodes[i] = &node{allocator: first.Twin(), state: empty.Clone(), answers: make([]answer, len(p.requests))}
+		nodes[i] = &node{allocator: first.EmptyClone(), state: empty.Clone(), answers: make([]answer, len(p.requests))}
 	}
 	return nodes, nil
 }
@@ -196,7 +196,7 @@ func (p *plan) newNodes() ([]*node, error) {
 // allocate asks the allocator for a place on a node.
 func (p *plan) allocate(ctx context.Context, nodes []*node, at, request int, name string) (*placement, error) {
 	n, r := nodes[at], &p.requests[request]
-	result, err := n.allocator.AllocateSome(ctx, name, r.pods.DeviceClassName, r.pods.Count)
+	result, err := n.allocator.AllocateFromClass(ctx, name, r.pods.DeviceClassName, r.pods.Count)
 	if errors.Is(err, allocator.ErrNoFit) {
 		n.answers[request].refused = true
 		return nil, allocator.ErrNoFit
@@ -220,23 +220,23 @@ func (p *plan) release(nodes []*node, gone *placement) {
 	clear(n.answers)
 }
 
-// foresee is whether a request fits a node: what the allocator would find, on the model that all nodes share.
-func (p *plan) foresee(n *node, request int) (*answer, error) {
+// predict is whether a request fits a node: what the allocator would find, on the model that all nodes share.
+func (p *plan) predict(n *node, request int) (*answer, error) {
 	a := &n.answers[request]
-	if a.foreseen {
+	if a.predicted {
 		return a, nil
 	}
 	uses, ok, err := n.state.Fit(p.requests[request].fits...)
 	if err != nil && !errors.Is(err, packing.ErrSearch) {
 		return nil, err
 	}
-	a.foreseen, a.fits, a.unsure, a.uses = true, ok, err != nil, uses
+	a.predicted, a.fits, a.unsure, a.uses = true, ok, err != nil, uses
 	return a, nil
 }
 
 // measure is what a request would cost on a node.
 func (p *plan) measure(n *node, request int) (*answer, error) {
-	a, err := p.foresee(n, request)
+	a, err := p.predict(n, request)
 	if err == nil && a.fits && !a.measured {
 		a.measured, a.cost = true, n.state.Cost(a.uses)
 	}

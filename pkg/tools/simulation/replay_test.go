@@ -117,7 +117,7 @@ func TestPlace_Strategies(t *testing.T) {
 	}
 }
 
-// The allocator takes the devices that the measure foresees, whatever is allocated.
+// The allocator takes the devices that the measure predicts, whatever is allocated.
 func TestAllocate_AsMeasured(t *testing.T) {
 	w := mixOf(t)
 	p, err := newPlan(t.Context(), poolOf(t, "hgx-h100", 1), w)
@@ -146,14 +146,14 @@ func TestAllocate_AsMeasured(t *testing.T) {
 		if err != nil {
 			t.Fatalf("step %d: %v, where the measure says %t", i, err, fits)
 		}
-		var foreseen, got []int
+		var predicted, got []int
 		for _, u := range want {
-			foreseen = append(foreseen, u.Device)
+			predicted = append(predicted, u.Device)
 		}
 		for _, u := range placed.uses {
 			got = append(got, u.Device)
 		}
-		if diff := cmp.Diff(foreseen, got); diff != "" {
+		if diff := cmp.Diff(predicted, got); diff != "" {
 			t.Fatalf("step %d: devices (-measure +allocator):\n%s", i, diff)
 		}
 		running = append(running, placed)

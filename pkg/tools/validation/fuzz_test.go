@@ -38,7 +38,7 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), objects.Driver, "node-1")
+	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), objects.Driver, "node-1")
 	if objects.Classes, err = manifests.Classes(); err != nil {
 		f.Fatal(err)
 	}

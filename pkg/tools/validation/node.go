@@ -25,9 +25,9 @@ import (
 // Node is what policies and claims are checked against.
 type Node struct {
 	// Words for people, such as "an hgx-h100 node".
-	Words string
-	GPUs  *gpu.Node
-	Means policy.Means
+	Words        string
+	GPUs         *gpu.Node
+	Capabilities policy.Capabilities
 	// Model reports that there is no such node yet: GPUs are in the MIG mode that the policy needs.
 	Model bool
 }
@@ -48,7 +48,7 @@ func (v *validation) checkOnNode(ctx context.Context) error {
 	if v.Node.Model {
 		node, _ = policy.InMIGMode(p, node)
 	}
-	n := v.newOnNode(policy.Apply(p, node, v.Node.Means))
+	n := v.newOnNode(policy.Apply(p, node, v.Node.Capabilities))
 	for _, o := range v.objects {
 		if spec, path := specOf(o.Object); spec != nil {
 			if err := v.checkClaim(ctx, o, spec.Devices, path, n); err != nil {

@@ -224,7 +224,7 @@ func TestFiles_ClaimOnNode(t *testing.T) {
 		note          string
 	}{
 		"whole GPUs":                  {"", claim("deviceClassName: gpu.cleave.dev, count: 8"), nil, ""},
-		"too many":                    {"", claim("deviceClassName: gpu.cleave.dev, count: 9"), no("gpu", "9 devices are asked for, and 8 fit"), ""},
+		"too many":                    {"", claim("deviceClassName: gpu.cleave.dev, count: 9"), no("gpu", "9 devices requested, but only 8 fit"), ""},
 		"all there are":               {"", claim("deviceClassName: gpu.cleave.dev, allocationMode: All"), nil, ""},
 		"a profile":                   {"", claim("deviceClassName: mig-1g.10gb.cleave.dev"), nil, ""},
 		"a profile of another board":  {layout, claim("deviceClassName: mig-1g.5gb.cleave.dev"), no("gpu", "none of its devices (32 mig 1g.10gb, 8 mig 3g.40gb) is of class mig-1g.5gb.cleave.dev"), ""},
@@ -233,7 +233,7 @@ func TestFiles_ClaimOnNode(t *testing.T) {
 		"selectors of another board":  {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].productName.contains('A100')"}}]`), no("gpu", `8 devices do not match device.attributes['gpu.cleave.dev'].productName.contains('A100'): productName is "NVIDIA H100 80GB HBM3"`), ""},
 		"a selector that fails":       {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profil == '1g.10gb'"}}]`), no("gpu", "the scheduler fails: claim team/c: selector #0 on device gpu.cleave.dev/node/gpu-0000-df-00-0: CEL runtime error: no such key: profil. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields (the selector reads an attribute that a device lacks: select the type first, or use a narrower class)"), ""},
 		"amounts":                     {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 70Gi, cores: 100}}"), nil, ""},
-		"too much memory":             {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 200Gi}}"), no("gpu", "8 devices are too small: memory 200Gi is asked for, the most is 79Gi"), ""},
+		"too much memory":             {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 200Gi}}"), no("gpu", "8 devices are too small: memory 200Gi requested, at most 79Gi available"), ""},
 		"of the driver's name":        {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {gpu.cleave.dev/memory: 200Gi}}"), no("gpu", "8 devices do not have the capacity gpu.cleave.dev/memory"), ""},
 		"an amount that is not":       {"", claim("deviceClassName: timeslice.cleave.dev, capacity: {requests: {copyEngines: 5}}"), no("gpu", "8 devices do not have the capacity copyEngines"), ""},
 		"a tier that is not":          {policyHead + "rules: [{tiers: [exclusive]}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
@@ -243,9 +243,9 @@ func TestFiles_ClaimOnNode(t *testing.T) {
 			no("gpu", "none of its devices (8 gpu) is of class mig.cleave.dev; none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
 		"a class of the files": {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].type == 'gpu'"}}]}`, nil, ""},
 		"a class that fails":   {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'"}}]}`, no("gpu", "the scheduler fails: class mine.example.com: selector #0 on device gpu.cleave.dev/node/gpu-0000-df-00-0: CEL runtime error: no such key: profile. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields (the selector reads an attribute that a device lacks: select the type first, or use a narrower class)"), ""},
-		"between two steps":    {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 81001Mi}}"), no("gpu", "8 devices are too small: memory 81001Mi is asked for, the most is 79Gi"), ""},
+		"between two steps":    {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 81001Mi}}"), no("gpu", "8 devices are too small: memory 81001Mi requested, at most 79Gi available"), ""},
 		"not together": {"", claimHead + "spec: {devices: {requests: [{name: a, exactly: {deviceClassName: gpu.cleave.dev, count: 5}}, {name: b, exactly: {deviceClassName: gpu.cleave.dev, count: 4}}]}}", []string{
-			"c.yaml: ResourceClaim team/c: spec.devices: Invalid value: not allocated on an hgx-h100: each request fits by itself, and all of them do not fit together",
+			"c.yaml: ResourceClaim team/c: spec.devices: Invalid value: not allocated on an hgx-h100: each request fits on its own, but not all together",
 		}, ""},
 		"a class of nobody": {"", claim("deviceClassName: nic.example.com"), nil, `c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "nic.example.com" is neither in these files nor one of Cleave's: not checked against an hgx-h100`},
 	}

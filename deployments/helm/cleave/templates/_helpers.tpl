@@ -56,11 +56,6 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* Host directories with the driver's files, by the present name of the value or the deprecated one. */}}
-{{- define "cleave.hostDirectories" -}}
-{{- ternary .Values.driver.hostFolders .Values.driver.hostDirectories (hasKey .Values.driver "hostFolders") | toJson -}}
-{{- end -}}
-
 {{/* Whether a driver on the host is looked for, and one of the GPU operator. */}}
 {{- define "cleave.driverOnHost" -}}{{- if has .Values.driver.root (list "auto" "/") -}}true{{- end -}}{{- end -}}
 

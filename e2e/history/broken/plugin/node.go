@@ -71,7 +71,7 @@ func (n *node) open(ctx context.Context) (*claims.Preparer, error) {
 	if err := p.Load(ctx, nil); err != nil {
 		return nil, err
 	}
-	p.SetHardware(hardware{session, policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})}, specs)
+	p.SetHardware(hardware{session, policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Capabilities{})}, specs)
 	return p, nil
 }
 

@@ -71,9 +71,8 @@ func checkClaim(claim types.UID) error {
 	return nil
 }
 
-// checkOwner takes the empty one, too: plugins of earlier releases send none.
 func checkOwner(owner string) error {
-	if len(owner) > maxOwner || strings.ContainsFunc(owner, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+	if owner == "" || len(owner) > maxOwner || strings.ContainsFunc(owner, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return fmt.Errorf("%.300q is not the name of a DRA driver", owner)
 	}
 	return nil

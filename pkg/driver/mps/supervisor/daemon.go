@@ -43,11 +43,9 @@ func (d *daemon) makePlace(ctx context.Context, r *record) error {
 		return fmt.Errorf("create the directories of the daemon: %w", err)
 	}
 	// Processes of any user make their files in /dev/shm, as container runtimes mount it.
-	mounts := []tmpfs{{d.paths.shm, r.Settings.SharedMemory, 0o1777}}
-	if r.Layout >= ownMounts {
-		mounts = append(mounts, tmpfs{d.paths.pipe, pipeSize, pipeMode}, tmpfs{d.paths.log, logSize, logMode})
-	}
-	for _, m := range mounts {
+	for _, m := range []tmpfs{
+		{d.paths.shm, r.Settings.SharedMemory, 0o1777}, {d.paths.pipe, pipeSize, pipeMode}, {d.paths.log, logSize, logMode},
+	} {
 		if err := d.on.Mounts.Mount(ctx, m); err != nil {
 			return fmt.Errorf("mount a tmpfs on %s: %w", m.dir, err)
 		}
@@ -78,7 +76,7 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	defer cancel()
 	err = d.waitReady(ctx)
 	if err == nil {
-		err = d.letClientsIn() // an earlier release showed them all of the pipes
+		err = d.letClientsIn() // the earlier life may have ended before it did
 	}
 	if err != nil {
 		d.process = nil

@@ -76,7 +76,7 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 	if !g.runs() {
 		return g.startFor(ctx, r)
 	}
-	if g.record.has(r.Claim) && (r.Owner == "" || g.record.Owners[r.Claim] == r.Owner) {
+	if g.record.has(r.Claim) && g.record.Owners[r.Claim] == r.Owner {
 		return g.endpoint(), nil
 	}
 	claims, owners := g.record.Claims, g.record.Owners
@@ -127,7 +127,7 @@ func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, e
 func (g *gpuState) renew(r mps.Request) {
 	next := &record{
 		Version: recordVersion, Boot: g.s.boot, Device: g.device, PCI: r.PCI.String(), UUID: r.UUID,
-		Phase: starting, Settings: r.Settings, Layout: ownMounts,
+		Phase: starting, Settings: r.Settings,
 	}
 	if last := g.record; last != nil {
 		next.Generation, next.Daemon = last.Generation, last.Daemon

@@ -104,22 +104,3 @@ func TestClear_LargeLogs(t *testing.T) {
 	must(t, (Disk{}).Clear(p))
 	equal(t, "logs", map[string]fs.FileMode{"control.log": 0o600}, listing(t, p.log))
 }
-
-// Containers of a release before this one have the pipe directory itself mounted: nothing is mounted over it while
-// their claims last.
-func TestStart_EarlierLayout(t *testing.T) {
-	h, config := newFakeHost(), testConfig(t)
-	g := New(t.Context(), config, h.host(), "boot-1").gpu(requestFor("a", 1).Device)
-	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
-		h.mounts = map[string]int64{}
-		g.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
-		must(t, g.daemon.makePlace(t.Context(), g.record))
-		if len(h.mounts) != want {
-			t.Errorf("layout %d: mounts %v, want %d", layout, h.mounts, want)
-		}
-	}
-	g.renew(requestFor("a", 1))
-	if g.record.Layout != ownMounts {
-		t.Errorf("the first claim gets layout %d, want %d", g.record.Layout, ownMounts)
-	}
-}

@@ -29,11 +29,6 @@ const (
 	stopping phase = "stopping"
 )
 
-// ownMounts is the layout in which pipes and logs lie on file systems of their own. Earlier releases had them on that of
-// --dir, and containers of claims that were prepared then have these very directories mounted: they stay so until the
-// last claim is gone.
-const ownMounts = 2
-
 // record is what is stored of a GPU or partition, written before the node is changed.
 type record struct {
 	Version int `json:"version"`
@@ -46,12 +41,10 @@ type record struct {
 	Generation uint64       `json:"generation"`
 	Settings   mps.Settings `json:"settings"`
 	Claims     []types.UID  `json:"claims,omitempty"` // sorted
-	// Owners are the DRA driver names of claims. Those that a plugin of an earlier release registered have none.
+	// Owners are the DRA driver names of claims.
 	Owners map[types.UID]string `json:"owners,omitempty"`
 	// Lost are the claims whose daemon has ended and was not started again yet, sorted.
 	Lost []types.UID `json:"lost,omitempty"`
-	// Layout is ownMounts, or zero in records of earlier releases.
-	Layout int `json:"layout,omitempty"`
 	// PreviousMode is the compute mode to give back; nil if it was not changed.
 	PreviousMode *int `json:"previousComputeMode,omitempty"`
 	// Closed says that nobody may use the GPU, as it has claims and no daemon: its compute mode is PROHIBITED, or about to be.

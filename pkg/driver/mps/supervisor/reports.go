@@ -40,15 +40,14 @@ type report struct {
 
 // reportsOnDisk is the content of reportsFile.
 type reportsOnDisk struct {
-	// Version is missing in files of earlier releases.
-	Version int      `json:"version,omitempty"`
+	Version int      `json:"version"`
 	Boot    string   `json:"boot"`
 	Pending []report `json:"pending"`
 }
 
 var reportsFormat = &store.Format[reportsOnDisk]{
 	Kind: "events of MPS", Limit: 1 << 20, Version: 1,
-	VersionOf: func(r *reportsOnDisk) (version, readableFrom int) { return max(r.Version, 1), 0 },
+	VersionOf: func(r *reportsOnDisk) (version, readableFrom int) { return r.Version, 0 },
 }
 
 func newReports(disk store.FileSystem, dir, boot string) *reports {

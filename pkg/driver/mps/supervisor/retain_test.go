@@ -29,9 +29,9 @@ func TestRetain_OtherOwnersStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, config := newFakeHost(), testConfig(t)
 		s, stop := startFake(t, config, h)
-		ours, theirs, earlier := requestFor("a", 1), requestFor("b", 1), requestFor("c", 1)
-		theirs.Owner, earlier.Owner = "gpu.nvidia.com", ""
-		for _, r := range []mps.Request{ours, theirs, earlier} {
+		ours, theirs, third := requestFor("a", 1), requestFor("b", 1), requestFor("c", 1)
+		theirs.Owner, third.Owner = "gpu.nvidia.com", "third.example"
+		for _, r := range []mps.Request{ours, theirs, third} {
 			ensure(t, s, r)
 		}
 		stop()
@@ -47,26 +47,12 @@ func TestRetain_OtherOwnersStay(t *testing.T) {
 		for _, step := range []struct {
 			owner string
 			want  []types.UID
-		}{{"gpu.other.example", []types.UID{"a", "b", "c"}}, {testOwner, []types.UID{"b", "c"}}, {"", []types.UID{"b"}}, {"gpu.nvidia.com", nil}} {
+		}{{"gpu.other.example", []types.UID{"a", "b", "c"}}, {testOwner, []types.UID{"b", "c"}}, {"third.example", []types.UID{"b"}}, {"gpu.nvidia.com", nil}} {
 			must(t, s.Retain(t.Context(), ours.Device, step.owner, nil))
 			if diff := cmp.Diff(step.want, claims()); diff != "" {
 				t.Errorf("after Retain of %q (-want +got):\n%s", step.owner, diff)
 			}
 		}
 		h.wantNothingLeft(t, config)
-	})
-}
-
-// A plugin of an earlier release sends no owner; one that was sent stays.
-func TestEnsure_OwnerStays(t *testing.T) {
-	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
-		r := requestFor("a", 1)
-		for _, owner := range []string{"", testOwner, ""} {
-			r.Owner = owner
-			ensure(t, s, r)
-		}
-		if got := s.Status().GPUs[0].Owners["a"]; got != testOwner {
-			t.Errorf("owner %q, want %q", got, testOwner)
-		}
 	})
 }

@@ -86,8 +86,7 @@ func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID
 }
 
 // Retain takes the claims of an owner off a GPU, all but the given ones, and restores the compute mode of one whose
-// driver was reloaded. Claims of other owners stay, and those without one, which plugins of earlier releases registered,
-// unless the caller is one of these.
+// driver was reloaded. Claims of other owners stay.
 func (s *Supervisor) Retain(ctx context.Context, device, owner string, claims []types.UID) error {
 	if err := checkOwner(owner); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)

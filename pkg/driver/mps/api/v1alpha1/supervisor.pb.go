@@ -209,7 +209,7 @@ type EnsureRequest struct {
 	PciAddress string                 `protobuf:"bytes,4,opt,name=pci_address,json=pciAddress,proto3" json:"pci_address,omitempty"`
 	// Settings count when they start a daemon. One that runs keeps its own until its last claim is gone.
 	Settings *Settings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
-	// The DRA driver name of the plugin that prepared the claim. Empty from plugins of earlier releases.
+	// The DRA driver name of the plugin that prepared the claim.
 	Owner         string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -643,7 +643,7 @@ type GPU struct {
 	ClaimUids []string `protobuf:"bytes,6,rep,name=claim_uids,json=claimUids,proto3" json:"claim_uids,omitempty"`
 	// Why the state is FAILED or STOPPING.
 	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
-	// The owners of claims, by claim UID; claims of earlier releases have none.
+	// The owners of claims, by claim UID.
 	ClaimOwners   map[string]string `protobuf:"bytes,8,rep,name=claim_owners,json=claimOwners,proto3" json:"claim_owners,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -15,7 +15,7 @@ import (
 
 // stopBed is a plugin that is stopped, or in which something fails.
 type stopBed struct {
-	underWay
+	inflight
 	stop context.CancelFunc
 	end  context.CancelCauseFunc
 	// rest answers the calls that nobody answered.
@@ -74,7 +74,7 @@ func TestUnderWay_Outlast(t *testing.T) {
 				parent, stop := context.WithCancel(context.Background())
 				defer stop()
 				b := &stopBed{stop: stop}
-				ctx, end := b.outlast(parent, 10*time.Second)
+				ctx, end := b.drain(parent, 10*time.Second)
 				defer end(nil)
 				b.end = end
 				defer func() {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// stopPatience bounds how long a plugin that is to end goes on for calls that are under way. It is what Prepare waits for other
+	// stopPatience bounds how long a plugin that is to end goes on for calls in flight. It is what Prepare waits for other
 	// claims to end, and leaves the rest of a pod's grace period of 30 seconds for what else is done at the end. Longer calls are cut.
 	stopPatience = 15 * time.Second
 	// answerTime is how long an answer may take from its handler to the kubelet's connection: gRPC writes it later, and drops what is
@@ -23,10 +23,10 @@ const (
 	answerTime = 200 * time.Millisecond
 )
 
-// underWay knows the kubelet's calls about claims that have no answer yet. During a rolling update the kubelet sends calls to the
+// inflight tracks the kubelet's calls about claims that are not answered yet. During a rolling update the kubelet sends calls to the
 // plugin that registered last, but does not repeat those that the one before it leaves unanswered until a pod's next
 // synchronisation, some seconds later, and reports them as failed.
-type underWay struct {
+type inflight struct {
 	mu sync.Mutex
 	// calls are closed when their handlers return, in the order in which they began.
 	calls []chan struct{}
@@ -35,14 +35,14 @@ type underWay struct {
 }
 
 // intercept notes a call until its handler returns.
-func (u *underWay) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (u *inflight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/NodePrepareResources") || strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources") {
 		defer u.begin()()
 	}
 	return handler(ctx, req)
 }
 
-func (u *underWay) begin() (end func()) {
+func (u *inflight) begin() (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	done := make(chan struct{})
@@ -56,23 +56,23 @@ func (u *underWay) begin() (end func()) {
 	}
 }
 
-// now are the calls that are under way.
-func (u *underWay) now() []chan struct{} {
+// now are the calls in flight.
+func (u *inflight) now() []chan struct{} {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Clone(u.calls)
 }
 
 // settled is how long it takes until the last answer is most likely on its way.
-func (u *underWay) settled() time.Duration {
+func (u *inflight) settled() time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return answerTime - time.Since(u.answered)
 }
 
-// outlast returns a context that ends after its parent: once the calls that are under way then are answered, or patience is over. The
+// drain returns a context that ends after its parent: once the calls in flight are answered, or the timeout expires. The
 // returned function ends it at once, with a cause.
-func (u *underWay) outlast(parent context.Context, patience time.Duration) (context.Context, context.CancelCauseFunc) {
+func (u *inflight) drain(parent context.Context, patience time.Duration) (context.Context, context.CancelCauseFunc) {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(parent))
 	stop := context.AfterFunc(parent, func() {
 		if err := u.wait(ctx, patience); err != nil {
@@ -86,9 +86,9 @@ func (u *underWay) outlast(parent context.Context, patience time.Duration) (cont
 	}
 }
 
-// wait waits until the calls that are under way are answered: not for later ones, which come without end where no other plugin
-// takes them. It fails when ctx ends or patience is over.
-func (u *underWay) wait(ctx context.Context, patience time.Duration) error {
+// wait waits until the calls in flight are answered: not for later ones, which come without end where no other plugin
+// takes them. It fails when ctx ends or the timeout expires.
+func (u *inflight) wait(ctx context.Context, patience time.Duration) error {
 	calls := u.now()
 	if len(calls) > 0 {
 		klog.FromContext(ctx).Info("Answering calls of the kubelet before stopping", "calls", len(calls))
@@ -101,7 +101,7 @@ func (u *underWay) wait(ctx context.Context, patience time.Duration) error {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the kubelet's calls to be answered: %w", context.Cause(ctx))
 		case <-over.C:
-			return fmt.Errorf("wait for the kubelet's calls to be answered: up to %d of %d still are under way after %s",
+			return fmt.Errorf("wait for the kubelet's calls to be answered: up to %d of %d are still in flight after %s",
 				len(calls)-i, len(calls), patience)
 		}
 	}
