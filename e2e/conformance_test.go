@@ -44,7 +44,7 @@ func (s suiteRun) compare(ctx context.Context, column int, config conformance.Co
 	s.Helper()
 	config.Client, config.Node, config.Namespace = env.kube, env.cluster.NodeName(), s.name+"-suite"
 	config.RegistryDir, config.CDIDirs = env.cluster.RegistryDir(), []string{env.cluster.CDIDir()}
-	config.Timeout, config.Patience = 2*time.Minute, 30*time.Second
+	config.Timeout, config.SettleTimeout = 2*time.Minute, 30*time.Second
 	report, err := conformance.Run(ctx, config)
 	s.must(err)
 	var table bytes.Buffer
@@ -164,7 +164,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, s := newSpace(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // cases wait for what this driver does not do
+	ctx, cancel := context.WithTimeout(t.Context(), 2*timeout) // cases wait for what this driver does not do
 	t.Cleanup(cancel)
 	var running *process.Program
 	start := func() error {

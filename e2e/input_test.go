@@ -35,7 +35,7 @@ func runProgram(ctx context.Context, t *testing.T, program string, args ...strin
 
 func TestCommandLine_Errors(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	empty, broken := t.TempDir(), t.TempDir()
 	library := filepath.Join(broken, "usr/lib64/libnvidia-ml.so.1")

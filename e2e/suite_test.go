@@ -19,9 +19,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// patience bounds every test, and its clean-up once more. It is for a busy machine: a test that passes takes no longer for it. It is
+// timeout bounds every test, and its clean-up once more. It is for a busy machine: a test that passes takes no longer for it. It is
 // less than the plugin's interval for looking at all claims (--reconcile-every), which would mend what a test is to find.
-const patience = 4 * time.Minute
+const timeout = 4 * time.Minute
 
 // space is the namespace of one test. Its methods, and those of what it holds, end the test where something is not as it
 // has to be.
@@ -40,7 +40,7 @@ type space struct {
 func newSpace(t *testing.T, labels map[string]string) (context.Context, *space) {
 	t.Helper()
 	name := strings.ToLower(regexp.MustCompile(`[^0-9A-Za-z]+`).ReplaceAllString(strings.TrimPrefix(t.Name(), "Test"), "-"))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	return ctx, createSpace(ctx, t, name[:min(len(name), 60)], labels)
 }
@@ -68,7 +68,7 @@ func createSpace(ctx context.Context, t *testing.T, name string, labels map[stri
 func atEnd(t *testing.T, do func(context.Context)) {
 	t.Helper()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		do(ctx)
 	})

@@ -21,7 +21,7 @@ func monitoringTools(t *testing.T, ctx context.Context) string {
 }
 
 func TestAlerts_Promtool(t *testing.T) {
-	ctx := tests.Bound(t, toolsPatience)
+	ctx := tests.Bound(t, toolsTimeout)
 	promtool := filepath.Join(monitoringTools(t, ctx), "promtool")
 	for _, args := range [][]string{
 		{"check", "rules", "--lint=all", "--lint-fatal", chartDir + "/files/alerts.yaml"},

@@ -29,8 +29,8 @@ const (
 	// churnPods is how many pods come and go at least.
 	churnPods    = 200
 	churnAtATime = 14
-	// churnPatience bounds the life of all pods of the churn together, and podPatience that of one.
-	churnPatience, podPatience = 15 * time.Minute, 4 * time.Minute
+	// churnTimeout bounds the life of all pods of the churn together, and podTimeout that of one.
+	churnTimeout, podTimeout = 15 * time.Minute, 4 * time.Minute
 	// churnPrefix begins the names of all that the churn makes.
 	churnPrefix = "churn-"
 )
@@ -95,7 +95,7 @@ func watchPods(ctx context.Context) cache.Store {
 
 // pass creates a pod, waits until it has done what it is for, deletes it and waits until it is gone.
 func pass(ctx context.Context, pods cache.Store, pod *corev1.Pod, ends bool) error {
-	ctx, cancel := context.WithTimeout(ctx, podPatience)
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{pod}); err != nil {
 		return err
@@ -185,7 +185,7 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 	t.Helper()
 	old := podOf(t, ctx, "plugin")
-	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "plugin.logVerbosity="+verbosity, "--wait", "--timeout", helmPatience)
+	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "plugin.logVerbosity="+verbosity, "--wait", "--timeout", helmTimeout)
 	onlyPod(t, ctx, "plugin", otherThan(old), ready, ofTag("e2e"), func(p *corev1.Pod) bool {
 		return slices.Contains(p.Spec.Containers[0].Args, "--v="+verbosity)
 	})
@@ -194,7 +194,7 @@ func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 // TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice: that of the
 // release before by this one, and this one by itself.
 func TestRelease_UpgradeDuringChurn(t *testing.T) {
-	ctx, cancel := context.WithCancel(tests.Bound(t, churnPatience))
+	ctx, cancel := context.WithCancel(tests.Bound(t, churnTimeout))
 	havePrevious(t)
 	defer removeAfterFailure(t)
 	installPrevious(t, ctx, env.values(false))
@@ -262,11 +262,11 @@ func removeAfterFailure(t *testing.T) {
 	if !t.Failed() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	t.Log(diagnosis())
 	now := int64(0)
 	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
 	_ = env.client.WaitGone(ctx, demo, "")
-	_, _ = env.Helm(ctx, "", "uninstall", "cleave", "--wait", "--timeout", helmPatience)
+	_, _ = env.Helm(ctx, "", "uninstall", "cleave", "--wait", "--timeout", helmTimeout)
 }

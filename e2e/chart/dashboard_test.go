@@ -59,14 +59,14 @@ func TestDashboard_Privileges(t *testing.T) {
 
 // TestDashboard_OnCluster goes over what a release reports: to people, to Prometheus, and of itself.
 func TestDashboard_OnCluster(t *testing.T) {
-	tools := monitoringTools(t, tests.Bound(t, toolsPatience))
-	ctx := tests.Bound(t, patience)
+	tools := monitoringTools(t, tests.Bound(t, toolsTimeout))
+	ctx := tests.Bound(t, timeout)
 	defer removeAfterFailure(t)
 	must(t, release.ImportDashboard(ctx, env.cluster, source))
 	installedWith(t, ctx, env.values(false)+fmt.Sprintf(`
 dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}
 `, cluster.PodGateway, env.api.Port))
-	workload.RunSteps(t, 2*patience, diagnosis, []workload.Step{
+	workload.RunSteps(t, 2*timeout, diagnosis, []workload.Step{
 		{Name: "claims on pages", Run: dashboardShows},
 		{Name: "it cannot write", Run: readOnly},
 		{Name: "every panel has data", Run: func(t *testing.T, ctx context.Context) { panelsHaveData(t, ctx, tools) }},

@@ -23,7 +23,7 @@ const operatorRoot = "/run/nvidia/driver"
 // TestRelease_DriverContainerLater installs with the chart's defaults for driver and plugin on a node without a
 // driver, and brings the driver after.
 func TestRelease_DriverContainerLater(t *testing.T) {
-	ctx := tests.Bound(t, patience)
+	ctx := tests.Bound(t, timeout)
 	if _, err := os.Lstat(operatorRoot); err == nil {
 		t.Skipf("%s is in use here", operatorRoot)
 	}

@@ -41,7 +41,7 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 // helmOn runs Helm against the cluster.
 func helmOn(t *testing.T, values string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), timeout) // clean-up needs it, too
 	defer cancel()
 	out, err := env.Helm(ctx, values, args...)
 	must(t, err)
@@ -52,7 +52,7 @@ func helmOn(t *testing.T, values string, args ...string) string {
 func atEnd(t *testing.T, steps ...func(*testing.T, context.Context)) {
 	t.Helper()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		for _, step := range steps {
 			step(t, ctx)
@@ -237,7 +237,7 @@ func read(ctx context.Context, url, token string) (status int, text string, err 
 // uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.
 func uninstall(t *testing.T, ctx context.Context) {
 	t.Helper()
-	helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmPatience)
+	helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmTimeout)
 	must(t, env.client.WaitGone(ctx, namespace, ""))
 }
 

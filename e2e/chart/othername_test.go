@@ -21,9 +21,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// renamePatience bounds the switch of the driver's name in one direction: the kubelet keeps slices for half a minute, and
+// renameTimeout bounds the switch of the driver's name in one direction: the kubelet keeps slices for half a minute, and
 // the plugin serves the name that it had for half a minute after the last claim.
-const renamePatience = 10 * time.Minute
+const renameTimeout = 10 * time.Minute
 
 // TestDriverName_SwitchedUnderPods runs manifests for NVIDIA's driver by its name. Then it switches the name under running pods of all
 // tiers, back, and to and fro before the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
@@ -32,13 +32,13 @@ const renamePatience = 10 * time.Minute
 // its cache forgets what two classes had one after the other (updateResourceName2class in k8s.io/dynamic-resource-allocation,
 // deviceclass/extendedresourcecache).
 func TestDriverName_SwitchedUnderPods(t *testing.T) {
-	ctx := tests.Bound(t, patience)
+	ctx := tests.Bound(t, timeout)
 	defer removeAfterFailure(t)
 	const own, nvidias = workload.Driver, "gpu.nvidia.com"
 	helmOn(t, env.values(false)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
 	must(t, env.client.WaitSlices(ctx, nvidias, nil))
 	onlyPod(t, ctx, "mps", ready)
-	workload.RunSteps(t, renamePatience, diagnosis, []workload.Step{
+	workload.RunSteps(t, renameTimeout, diagnosis, []workload.Step{
 		{Name: "manifests written for NVIDIA's driver", Run: compatible},
 		{Name: "to Cleave's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, nvidias, own) }},
 		// Back to the name before while the new plugin still waits for the slices of the old one to go.
@@ -52,7 +52,7 @@ func TestDriverName_SwitchedUnderPods(t *testing.T) {
 func upgradeName(t *testing.T, ctx context.Context, driver string) {
 	t.Helper()
 	before, compatible := podOf(t, ctx, "plugin"), strconv.FormatBool(driver == "gpu.nvidia.com")
-	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", helmPatience)
+	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", helmTimeout)
 	onlyPod(t, ctx, "plugin", otherThan(before))
 }
 

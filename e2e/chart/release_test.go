@@ -23,23 +23,23 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// patience bounds every step of a release's life.
-const patience = 10 * time.Minute
+// timeout bounds every step of a release's life.
+const timeout = 10 * time.Minute
 
-// helmPatience bounds the wait of one call of Helm. It is less than patience, so that Helm says what it waits for.
-const helmPatience = "5m"
+// helmTimeout bounds the wait of one call of Helm. It is less than timeout, so that Helm says what it waits for.
+const helmTimeout = "5m"
 
-// toolsPatience is for tests that may have to build Prometheus first.
-const toolsPatience = 25 * time.Minute
+// toolsTimeout is for tests that may have to build Prometheus first.
+const toolsTimeout = 25 * time.Minute
 
 // demo is the namespace of pods that use GPUs.
 const demo = "default"
 
 // TestRelease_Lifecycle goes through the life of a release; each step needs those before.
 func TestRelease_Lifecycle(t *testing.T) {
-	tests.Bound(t, patience)
+	tests.Bound(t, timeout)
 	defer removeAfterFailure(t)
-	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+	workload.RunSteps(t, timeout, diagnosis, []workload.Step{
 		{Name: "install with a capability list", Run: installed},
 		{Name: "admission policies are understood", Run: policiesAreTyped},
 		{Name: "pods get what they ask for", Run: podsRun},
@@ -62,7 +62,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 
 // The API server takes all that the chart can be.
 func TestChart_Admitted(t *testing.T) {
-	ctx := tests.Bound(t, patience)
+	ctx := tests.Bound(t, timeout)
 	for name, values := range matrix {
 		var manifest strings.Builder
 		for _, o := range mustRender(t, values) {
@@ -93,7 +93,7 @@ func installedWith(t *testing.T, ctx context.Context, values string) {
 	if notes := helmOn(t, nobody, "install", "cleave", chartDir, "--dry-run=server"); !strings.Contains(notes, "NO NODE HAS A LABEL") {
 		t.Errorf("the notes do not say that no node fits: %s", notes)
 	}
-	notes := helmOn(t, values, "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
+	notes := helmOn(t, values, "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmTimeout)
 	for _, says := range []string{"rollout status daemonset/cleave-plugin", "helm test cleave"} {
 		if !strings.Contains(notes, says) {
 			t.Errorf("the notes do not say %q: %s", says, notes)
@@ -252,14 +252,14 @@ func mpsWorks(t *testing.T, ctx context.Context) {
 }
 
 func helmTest(t *testing.T, _ context.Context) {
-	if out := helmOn(t, "", "test", "cleave", "--timeout", helmPatience); !strings.Contains(out, "Phase:          Succeeded") {
+	if out := helmOn(t, "", "test", "cleave", "--timeout", helmTimeout); !strings.Contains(out, "Phase:          Succeeded") {
 		t.Errorf("helm test says %s", out)
 	}
 }
 
 func upgraded(t *testing.T, ctx context.Context) {
 	server, plugin, supervisor := servers(t, ctx), podOf(t, ctx, "plugin"), podOf(t, ctx, "mps").Name
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmTimeout)
 	onlyPod(t, ctx, "plugin", otherThan(plugin))
 	if got := podOf(t, ctx, "mps").Name; got != supervisor {
 		t.Errorf("the supervisor's pod is %s after the upgrade, want still %s", got, supervisor)
@@ -277,7 +277,7 @@ func upgraded(t *testing.T, ctx context.Context) {
 func policiesApply(t *testing.T, ctx context.Context) {
 	emptyDemo(t, ctx)
 	helmOn(t, env.values(true)+"policies: {default: {rules: [{tiers: [exclusive, timeSlice]}]}, whole: {rules: [{tiers: [exclusive]}]}}\n",
-		"upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
+		"upgrade", "cleave", chartDir, "--wait", "--timeout", helmTimeout)
 	offers := func(want ...string) {
 		t.Helper()
 		must(t, workload.Until(ctx, fmt.Sprintf("the node to offer %v", want), func(ctx context.Context) (bool, string, error) {

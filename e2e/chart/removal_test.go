@@ -117,7 +117,7 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 // the kubelet may hear late of a container's end.
 func removePlugin(t *testing.T, ctx context.Context) {
 	t.Helper()
-	helmOn(t, "", "uninstall", "cleave", "--timeout", helmPatience)
+	helmOn(t, "", "uninstall", "cleave", "--timeout", helmTimeout)
 	must(t, workload.Until(ctx, "the plugin to go", func(context.Context) (bool, string, error) {
 		left, err := filepath.Glob(filepath.Join(env.cluster.RegistryDir(), workload.Driver+"-*"))
 		return len(left) == 0, strings.Join(left, " "), err
@@ -127,7 +127,7 @@ func removePlugin(t *testing.T, ctx context.Context) {
 // TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
 func TestRelease_RemovedWhileAllocated(t *testing.T) {
-	ctx := tests.Bound(t, 2*patience)
+	ctx := tests.Bound(t, 2*timeout)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	own := ownClass(t, ctx)

@@ -42,7 +42,7 @@ func helm(t testing.TB, values string, args ...string) (string, error) {
 	if _, err := os.Stat(filepath.Join(source, "bin", "helm")); err != nil {
 		t.Skipf("Helm is not built (make helm): %v", err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), timeout) // clean-up needs it, too
 	defer cancel()
 	return release.Helm(ctx, source, values, args...)
 }

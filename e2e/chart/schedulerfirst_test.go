@@ -34,11 +34,11 @@ func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	t.Cleanup(func() { must(t, leases.Delete(context.Background(), firstLease, metav1.DeleteOptions{})) })
 	// One replica: two would have to be on two nodes.
 	helmOn(t, schedulerValues("default-scheduler"), "upgrade", "cleave", chartDir, "--set", "scheduler.replicas=1",
-		"--wait", "--timeout", helmPatience)
+		"--wait", "--timeout", helmTimeout)
 	rolledOut := func() {
 		t.Helper()
 		_, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName,
-			"--timeout="+helmPatience)
+			"--timeout="+helmTimeout)
 		must(t, err)
 	}
 	rolledOut()

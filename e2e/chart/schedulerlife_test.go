@@ -26,8 +26,8 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// schedulerPatience bounds what schedulers need to start: a lease runs out in it.
-const schedulerPatience = 20 * time.Minute
+// schedulerTimeout bounds what schedulers need to start: a lease runs out in it.
+const schedulerTimeout = 20 * time.Minute
 
 // schedulerValues are those of a release with cleave-scheduler.
 func schedulerValues(name string) string {
@@ -44,12 +44,12 @@ scheduler:
 // TestScheduler_OnCluster goes through the life of cleave-scheduler as a second scheduler, under the chart's ServiceAccount, and has
 // it take the place of the first.
 func TestScheduler_OnCluster(t *testing.T) {
-	ctx := tests.Bound(t, schedulerPatience)
+	ctx := tests.Bound(t, schedulerTimeout)
 	must(t, release.ImportScheduler(ctx, env.cluster, source))
 	atEnd(t, uninstall)
-	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
+	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmTimeout)
 	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
-	workload.RunSteps(t, schedulerPatience, diagnosis, []workload.Step{
+	workload.RunSteps(t, schedulerTimeout, diagnosis, []workload.Step{
 		{Name: "one of two replicas leads", Run: func(t *testing.T, ctx context.Context) { leader(t, ctx, namespace, schedulerName) }},
 		{Name: "it may do what it has to, and nothing else", Run: schedulerRights},
 		{Name: "examples", Run: schedulerExamples},

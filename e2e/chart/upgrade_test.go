@@ -19,37 +19,37 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// upgradePatience bounds an upgrade and its rollback.
-const upgradePatience = 20 * time.Minute
+// upgradeTimeout bounds an upgrade and its rollback.
+const upgradeTimeout = 20 * time.Minute
 
 // TestRelease_UpgradeAndRollback upgrades from the release before to this one and rolls back, while pods of each tier run:
 // none of them notices, each release reads the other's records, and all is given back at the end.
 func TestRelease_UpgradeAndRollback(t *testing.T) {
-	ctx := tests.Bound(t, upgradePatience)
+	ctx := tests.Bound(t, upgradeTimeout)
 	havePrevious(t)
 	atEnd(t, emptyDemo, uninstall)
 	installPrevious(t, ctx, env.values(true))
 	before := runTiers(t, ctx, "before")
 
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmTimeout)
 	runsOnly(t, ctx, "e2e")
 	sameContainers(t, ctx, before...)
 	endPods(t, ctx, before[0], before[1])
 	after := runTiers(t, ctx, "after")
 	writtenLater(t, after[2])
 
-	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmTimeout)
 	runsOnly(t, ctx, release.PreviousTag)
 	sameContainers(t, ctx, slices.Concat(before[2:], after)...)
 	endPods(t, ctx, slices.Concat(before[2:], after)...)
 	endPods(t, ctx, runTiers(t, ctx, "back")...)
 
 	// An upgrade leaves the supervisor of MPS alone until its pod is deleted, and so does the way back.
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmTimeout)
 	runsOnly(t, ctx, "e2e")
 	renewSupervisor(t, ctx, "e2e")
 	endPods(t, ctx, runTiers(t, ctx, "renewed")...)
-	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmTimeout)
 	runsOnly(t, ctx, release.PreviousTag)
 	endPods(t, ctx, runTiers(t, ctx, "mixed")...)
 	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
@@ -73,7 +73,7 @@ func installPrevious(t *testing.T, ctx context.Context, values string) {
 	previous := os.Getenv(release.Previous)
 	must(t, release.ImportPrevious(ctx, env.cluster, previous))
 	helmOn(t, values, "install", "cleave", release.Chart(previous), "--create-namespace", "--set", "image.tag="+release.PreviousTag,
-		"--wait", "--timeout", helmPatience)
+		"--wait", "--timeout", helmTimeout)
 	runsOnly(t, ctx, release.PreviousTag)
 	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 }

@@ -50,7 +50,7 @@ func validateAsServer(t *testing.T, ctx context.Context) {
 // cleave validate says of objects in which any field may be anything what the API server says.
 func TestValidate_RandomObjects(t *testing.T) {
 	const objects, most, namespace = 3000, 10, "random-objects"
-	ctx := tests.Bound(t, patience)
+	ctx := tests.Bound(t, timeout)
 	// Admin access is for pods of such namespaces alone, which a file does not show.
 	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: namespace, Labels: map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"},

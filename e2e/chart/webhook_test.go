@@ -18,7 +18,7 @@ import (
 // The webhook, by itself, says of parameters what the plugin says. It is on the network of the host, as nothing in this
 // cluster makes Services work.
 func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
-	ctx := tests.Bound(t, patience)
+	ctx := tests.Bound(t, timeout)
 	values := env.values(true) + `
 nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}
@@ -26,7 +26,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, timeoutSeconds: 30, t
   port: 9443}
 `
 	t.Cleanup(func() {
-		helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmPatience)
+		helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmTimeout)
 		gone, err := env.kube.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(context.Background(), "cleave-webhook", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("after removal there is still %v: %v", gone, err)

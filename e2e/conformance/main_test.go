@@ -68,7 +68,7 @@ func TestRun_Table(t *testing.T) {
 func TestRun_Commands(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "commands")
 	// The commands do nothing to the driver: a restart that restarts nothing passes, and no damage is seen.
-	code, stdout, _ := program(t, nil, "--run", "^restart/prepared$|^taints/damaged$", "--patience", "300ms", "--restart-command", "echo restart $DRA_DRIVER >> "+file,
+	code, stdout, _ := program(t, nil, "--run", "^restart/prepared$|^taints/damaged$", "--settle-timeout", "300ms", "--restart-command", "echo restart $DRA_DRIVER >> "+file,
 		"--damage-command", "echo damage $DRA_POOL $DRA_DEVICE >> "+file, "--repair-command", "echo repair $DRA_DEVICE >> "+file)
 	data, err := os.ReadFile(file)
 	if err != nil {

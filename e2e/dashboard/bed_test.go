@@ -39,8 +39,8 @@ const (
 	nodesPath   = "/api/v1/nodes"
 )
 
-// patience is for a browser on a busy machine.
-const patience = 3 * time.Minute
+// timeout is for a browser on a busy machine.
+const timeout = 3 * time.Minute
 
 // bed is a simulated cluster with a dashboard.
 type bed struct {
@@ -188,7 +188,7 @@ func (b *bed) serve(t testing.TB) {
 		api.CloseClientConnections()
 		api.Close()
 	})
-	deadline := time.After(5 * patience)
+	deadline := time.After(5 * timeout)
 	for source.Snapshot() == nil {
 		select {
 		case <-source.Next():

@@ -53,7 +53,7 @@ func TestScreenshots(t *testing.T) {
 	}
 	b := smallCluster(t)
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	chrome := startBrowser(ctx, t)
 	for _, shot := range []struct {
@@ -75,7 +75,7 @@ func TestScreenshots(t *testing.T) {
 func TestBrowser_Overview(t *testing.T) {
 	b := smallCluster(t)
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	p := b.open(ctx, t, startBrowser(ctx, t), "")
 	is := func(what, condition string) {
@@ -145,7 +145,7 @@ func clean(t *testing.T, p *browser.Page, b *bed) {
 func TestBrowser_NodeAndClaim(t *testing.T) {
 	b := smallCluster(t)
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	p := b.open(ctx, t, startBrowser(ctx, t), "nodes/gpu-a1")
 	must(t, p.Until(ctx, "document.querySelector('#gpus .map .a span').textContent === 'ml-research/train'"))
@@ -167,7 +167,7 @@ func TestBrowser_NodeAndClaim(t *testing.T) {
 func TestBrowser_Dark(t *testing.T) {
 	b := smallCluster(t)
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	p := b.open(ctx, t, startBrowser(ctx, t), "")
 	for _, dark := range []bool{false, true} {
@@ -185,7 +185,7 @@ func TestBrowser_Dark(t *testing.T) {
 func TestBrowser_Disconnected(t *testing.T) {
 	b := smallCluster(t)
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	p := b.open(ctx, t, startBrowser(ctx, t), "")
 	b.cut(true)
@@ -201,7 +201,7 @@ func TestBrowser_Hidden(t *testing.T) {
 	b := smallCluster(t)
 	b.config.MaxStreams = 1
 	b.serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	chrome := startBrowser(ctx, t)
 	look := func(p *browser.Page, hidden bool) {

@@ -12,8 +12,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// patience bounds the search for an order of one unit's operations, which takes long only where there is none.
-const patience = 20 * time.Second
+// timeout bounds the search for an order of one unit's operations, which takes long only where there is none.
+const timeout = 20 * time.Second
 
 // operation is what happens to a unit: a GPU with its partitions, or a device that is a unit of its own.
 type operation struct {
@@ -118,7 +118,7 @@ func (u units) checkUnit(unit string, operations []porcupine.Operation) *Violati
 			return slices.EqualFunc(a.(owners), b.(owners), func(x, y owner) bool { return x.claim == y.claim })
 		},
 	}
-	result, info := porcupine.CheckOperationsVerbose(model, operations, patience)
+	result, info := porcupine.CheckOperationsVerbose(model, operations, timeout)
 	if result == porcupine.Ok {
 		return nil
 	}
@@ -126,7 +126,7 @@ func (u units) checkUnit(unit string, operations []porcupine.Operation) *Violati
 		return &Violation{
 			Rule: RuleOwner, Events: []Event{operations[0].Input.(operation).event},
 			Text: fmt.Sprintf("No order of the %d operations on %s was found within %s. Nothing can be said of its owners.",
-				len(operations), unit, patience),
+				len(operations), unit, timeout),
 		}
 	}
 	return u.explainOwners(unit, operations, info)

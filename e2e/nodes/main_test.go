@@ -26,8 +26,8 @@ const (
 	namespace = release.Namespace
 	// demo is the namespace of pods that use GPUs.
 	demo = metav1.NamespaceDefault
-	// patience bounds every step, and is more than Helm gets in one.
-	patience = 15 * time.Minute
+	// timeout bounds every step, and is more than Helm gets in one.
+	timeout = 15 * time.Minute
 )
 
 // place is a node with its GPUs.
@@ -105,8 +105,8 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 
 // TestNodes goes through the life of a release on three nodes; each step needs those before.
 func TestNodes(t *testing.T) {
-	tests.Bound(t, patience)
-	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+	tests.Bound(t, timeout)
+	workload.RunSteps(t, timeout, diagnosis, []workload.Step{
 		{Name: "a plugin on every node", Run: installed},
 		{Name: "pods of every tier on every node", Run: everyTier},
 		{Name: "a plugin writes of its own node alone", Run: nodeRestriction},

@@ -25,8 +25,8 @@ import (
 // passingPrefix begins the names of pods that come and go.
 const passingPrefix = "passing-"
 
-// passPatience is how long one of them may take to run, also while the plugin of its node is replaced.
-const passPatience = 5 * time.Minute
+// passTimeout is how long one of them may take to run, also while the plugin of its node is replaced.
+const passTimeout = 5 * time.Minute
 
 // pass runs a pod of a tier on a node until it runs, and deletes it.
 func (p place) pass(ctx context.Context, name string, tier workload.Tier) error {
@@ -35,7 +35,7 @@ func (p place) pass(ctx context.Context, name string, tier workload.Tier) error 
 	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{pod}); err != nil {
 		return err
 	}
-	soon, cancel := context.WithTimeout(ctx, passPatience)
+	soon, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
 	if _, err := env.client.WaitRunning(soon, demo, pod.Name); err != nil {
 		return err

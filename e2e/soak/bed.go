@@ -36,8 +36,8 @@ const (
 	namespace = "soak"
 	// stateSize is the size of the file system of the plugin's directory, which is one of its own to be filled.
 	stateSize = "size=4m"
-	// downPatience bounds the clean-up.
-	downPatience = 2 * time.Minute
+	// downTimeout bounds the clean-up.
+	downTimeout = 2 * time.Minute
 )
 
 // bed is a cluster with Cleave's release on a simulated node.
@@ -105,7 +105,7 @@ func (b *bed) values() string {
 
 // tearDown takes all down and reports what is left of it.
 func (b *bed) tearDown(ctx context.Context, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, downPatience)
+	ctx, cancel := context.WithTimeout(ctx, downTimeout)
 	defer cancel()
 	if b != nil && b.api != nil {
 		b.api.Stop()

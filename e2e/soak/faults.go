@@ -18,8 +18,8 @@ import (
 const (
 	// lateness of the API server while it is slow, in each direction.
 	lateness = 2500 * time.Millisecond
-	// healPatience bounds what ends a fault.
-	healPatience = 3 * time.Minute
+	// healTimeout bounds what ends a fault.
+	healTimeout = 3 * time.Minute
 )
 
 // faults injects the faults of a plan, one after the other, and waits for recovery after each.
@@ -197,7 +197,7 @@ func (f *faults) pausing(c cluster.Component) injector {
 // killDaemon ends the MPS daemons, of which there is one at least: that of a pod that is there for it.
 func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error) {
 	name := fmt.Sprintf("victim-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}, name, podPatience); err != nil {
+	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}, name, podTimeout); err != nil {
 		return time.Time{}, err
 	}
 	from := time.Now()

@@ -35,10 +35,10 @@ func (p handMade) String() string { return fmt.Sprintf("partition %s of GPU %d",
 // later. Cleave has to leave it alone meanwhile: for claims that were allocated its place, when others of the GPU are given back,
 // and when the plugin, which is killed once, starts and finds a partition that no record names.
 func (f nodeFaults) partitionByHand(ctx context.Context, fault Fault) (from time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	name := fmt.Sprintf("neighbour-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "neighbour", Claims: []Ask{AskSmall}}, name, podPatience); err != nil {
+	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "neighbour", Claims: []Ask{AskSmall}}, name, podTimeout); err != nil {
 		return from, err // its partition puts a GPU into MIG mode
 	}
 	made, err := f.createByHand(ctx)
@@ -68,7 +68,7 @@ func (f nodeFaults) partitionByHand(ctx context.Context, fault Fault) (from time
 
 // createByHand creates a partition on the first GPU that is in MIG mode and has room.
 func (f nodeFaults) createByHand(ctx context.Context) (made handMade, err error) {
-	ctx, cancel := context.WithTimeout(ctx, noticePatience)
+	ctx, cancel := context.WithTimeout(ctx, noticeTimeout)
 	defer cancel()
 	printed := ""
 	err = workload.Until(ctx, "a GPU in MIG mode with room for one more partition", func(ctx context.Context) (bool, string, error) {
@@ -123,7 +123,7 @@ func (f nodeFaults) destroyByHand(ctx context.Context, made handMade) error {
 
 // waitOccupied waits until the device in whose place a partition was created by hand cannot be allocated, or can be again.
 func (f nodeFaults) waitOccupied(ctx context.Context, made handMade, want bool) error {
-	ctx, cancel := context.WithTimeout(ctx, noticePatience)
+	ctx, cancel := context.WithTimeout(ctx, noticeTimeout)
 	defer cancel()
 	device := fmt.Sprintf("%s-mig-%d-%d", f.gpus[made.gpu], handProfileID, made.start)
 	what := fmt.Sprintf("device %s to have taint %s: %t", device, nodeslices.TaintOccupied, want)

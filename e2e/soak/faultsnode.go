@@ -16,8 +16,8 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// noticePatience bounds the time until a fault shows, such as a lost GPU in the ResourceSlices.
-const noticePatience = time.Minute
+// noticeTimeout bounds the time until a fault shows, such as a lost GPU in the ResourceSlices.
+const noticeTimeout = time.Minute
 
 // nodeFaults are those of the node: its power, its driver, its GPUs.
 type nodeFaults struct{ *faults }
@@ -41,7 +41,7 @@ func (f nodeFaults) reboot(ctx context.Context, _ Fault) (time.Time, error) {
 
 // reloadDriver replaces the driver as an admin does: the plugin releases it, and pods that use it end.
 func (f nodeFaults) reloadDriver(ctx context.Context, _ Fault) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	if err := f.bed.label(ctx, releaseLabel, "true"); err != nil {
 		return time.Time{}, err
@@ -61,7 +61,7 @@ func (f nodeFaults) reloadDriver(ctx context.Context, _ Fault) (time.Time, error
 // do (history.RuleOwner), though the kubelet has its claims unprepared a minute later.
 func (f nodeFaults) hang(ctx context.Context, fault Fault) (time.Time, error) {
 	name := fmt.Sprintf("hanging-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "hanging", Claims: []Ask{AskSmall, AskSlice}}, name, podPatience); err != nil {
+	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "hanging", Claims: []Ask{AskSmall, AskSlice}}, name, podTimeout); err != nil {
 		return time.Time{}, err
 	}
 	shim, err := shimOf(name)
@@ -105,7 +105,7 @@ func (f nodeFaults) onGPU(ctx context.Context, gpu int, args ...string) error {
 
 // waitUnhealthy waits until the devices of a GPU have a taint whose value begins so.
 func (f nodeFaults) waitUnhealthy(ctx context.Context, gpu int, value string) error {
-	ctx, cancel := context.WithTimeout(ctx, noticePatience)
+	ctx, cancel := context.WithTimeout(ctx, noticeTimeout)
 	defer cancel()
 	name := f.gpus[gpu]
 	return workload.Until(ctx, fmt.Sprintf("GPU %s to be tainted: %s", name, value), func(ctx context.Context) (bool, string, error) {

@@ -29,7 +29,7 @@ type objectFaults struct{ *faults }
 // recreateNode deletes the Node object and makes it anew, as a kubelet does that registers again. The garbage collector then
 // deletes what the first one owned, which are the ResourceSlices: the fault ends once the new one owns all of them.
 func (f objectFaults) recreateNode(ctx context.Context, _ Fault) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	nodes, name := f.bed.kube.CoreV1().Nodes(), f.bed.cluster.NodeName()
 	old, err := nodes.Get(ctx, name, metav1.GetOptions{})
@@ -92,7 +92,7 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 // whole, but none of which anything else is allocated: nothing would keep a second claim from it. Before the plugin knows, the scheduler
 // may have allocated shares as if they were GPUs. Such a claim is refused, and its pod is deleted by whoever looks after it.
 func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*healPatience)
+	ctx, cancel := context.WithTimeout(ctx, 2*healTimeout)
 	defer cancel()
 	without := gates()
 	without["DRAPartitionableDevices"], without["DRAConsumableCapacity"] = false, false
@@ -111,7 +111,7 @@ func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.
 
 // deleteRefused deletes the pods with claims that were allocated shares without an ID.
 func (f objectFaults) deleteRefused(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	return workload.Until(ctx, "pods whose shares have no ID to be deleted", func(ctx context.Context) (bool, string, error) {
 		claims, err := f.bed.kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
@@ -160,7 +160,7 @@ func lacksShareID(r resourceapi.DeviceRequestAllocationResult) bool {
 
 // restartWith restarts what feature gates matter to, and kills the plugin.
 func (f objectFaults) restartWith(ctx context.Context, c *cluster.Cluster) error {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	for _, component := range []cluster.Component{cluster.APIServer, cluster.Scheduler} {
 		// SIGTERM has the API server wait a minute for its watchers.
@@ -192,7 +192,7 @@ func (f objectFaults) waitUncounted(ctx context.Context) error {
 
 // editClaims edits the claims of the pods, by an update of the whole object as controllers do, and counts those that it changed.
 func (f objectFaults) editClaims(ctx context.Context, edit func(*resourceapi.ResourceClaim) bool) (edited int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	claims := f.bed.kube.ResourceV1().ResourceClaims(namespace)
 	err = workload.Until(ctx, "the finalizers of claims to be changed", func(ctx context.Context) (bool, string, error) {

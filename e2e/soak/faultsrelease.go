@@ -45,7 +45,7 @@ func (f releaseFaults) switchPolicy(ctx context.Context, _ Fault) (time.Time, er
 	if err := f.bed.label(ctx, policyLabel, "other"); err != nil {
 		return time.Time{}, err
 	}
-	wait, cancel := context.WithTimeout(ctx, healPatience)
+	wait, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	want := slices.DeleteFunc(slices.Clone(f.want), func(d string) bool {
 		return strings.HasPrefix(d, f.gpus[0]+"-") || strings.HasPrefix(d, f.gpus[1]+"-")
@@ -59,7 +59,7 @@ func (f releaseFaults) switchPolicy(ctx context.Context, _ Fault) (time.Time, er
 // has allocated: what the pod's claim was allocated is offered no longer when it is prepared, and is published all the while
 // (history.RulePublished).
 func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (from time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	kubelet := f.bed.cluster.Component(cluster.Kubelet)
 	if err := kubelet.Signal(syscall.SIGSTOP); err != nil {
@@ -68,7 +68,7 @@ func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (
 	name := fmt.Sprintf("scheduled-%05d", fault.Index)
 	running := make(chan error, 1)
 	go func() {
-		running <- f.bed.runPod(ctx, f.pods, Shape{Name: "scheduled", Claims: []Ask{AskSmall}}, name, healPatience)
+		running <- f.bed.runPod(ctx, f.pods, Shape{Name: "scheduled", Claims: []Ask{AskSmall}}, name, healTimeout)
 	}()
 	err = f.last(ctx, fault)
 	if err == nil {
@@ -145,7 +145,7 @@ func (f releaseFaults) rollBack(ctx context.Context, fault Fault) (time.Time, er
 
 // waitPlugin waits until the one plugin is of the revision with a verbosity, and ready.
 func (f releaseFaults) waitPlugin(ctx context.Context, verbosity string) error {
-	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	return workload.Until(ctx, "one plugin with --v="+verbosity, func(ctx context.Context) (bool, string, error) {
 		pods, err := f.bed.releasePods(ctx, "plugin")

@@ -17,8 +17,8 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// leakPatience bounds the time until what claims had is gone, after the last pod.
-const leakPatience = time.Minute
+// leakTimeout bounds the time until what claims had is gone, after the last pod.
+const leakTimeout = time.Minute
 
 // footprint lists all that there is on the node because of Cleave, and of claims in the API server, sorted: files, sockets,
 // mounts, processes, partitions and other settings of the GPUs, devices with their taints, claims. Before the first pod and
@@ -178,9 +178,9 @@ func (b *bed) objects(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// leaks are what differs from a footprint, once nothing does or leakPatience is over.
+// leaks are what differs from a footprint, once nothing does or leakTimeout is over.
 func (b *bed) leaks(ctx context.Context, before []string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, leakPatience)
+	ctx, cancel := context.WithTimeout(ctx, leakTimeout)
 	defer cancel()
 	var left []string
 	err := workload.Until(ctx, "nothing to be left", func(ctx context.Context) (bool, string, error) {

@@ -23,8 +23,8 @@ import (
 const (
 	// podsAtATime is how many pods there are at most.
 	podsAtATime = 12
-	// podPatience bounds the time until a pod runs, and until it is gone: faults delay it, one after the other.
-	podPatience = 3 * time.Minute
+	// podTimeout bounds the time until a pod runs, and until it is gone: faults delay it, one after the other.
+	podTimeout = 3 * time.Minute
 	// lookEvery is how often pods are looked at.
 	lookEvery = 250 * time.Millisecond
 )
@@ -137,7 +137,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 	if ran.Load() {
 		c.report.claimsHad(len(p.Shape.Claims))
 	}
-	ctx, cancel := context.WithTimeout(ctx, podPatience)
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	if err := deleteGroup(ctx, c.bed.kube, name); err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		c.report.violation("pod", "%s: %v", name, err)
@@ -148,7 +148,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 func (c *churn) passPod(ctx context.Context, p Pod, name, group string) (ran bool) {
 	created := time.Now()
 	c.report.podCreated()
-	err := c.bed.run(ctx, c.pods, p.Shape.manifest(name, group), podPatience)
+	err := c.bed.run(ctx, c.pods, p.Shape.manifest(name, group), podTimeout)
 	switch {
 	case ctx.Err() != nil:
 		return false
@@ -235,7 +235,7 @@ func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, time
 
 // endPod deletes a pod and waits until it is gone.
 func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool) error {
-	ctx, cancel := context.WithTimeout(ctx, podPatience)
+	ctx, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	opts := metav1.DeleteOptions{}
 	if force {

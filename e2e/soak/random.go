@@ -36,7 +36,7 @@ func (c *churn) randomPods(ctx, more context.Context) {
 func (c *churn) randomPod(ctx context.Context, name string, seed int64, classes []string) (admitted, ran bool, err error) {
 	templates := c.bed.kube.ResourceV1().ResourceClaimTemplates(namespace)
 	template := workload.Template(name, resourcegen.ClaimSpec(seed, classes))
-	creating, cancel := context.WithTimeout(ctx, podPatience)
+	creating, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	refused := false
 	err = persist(creating, "create the template", func(ctx context.Context) error {

@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// recoverPatience bounds a recovery.
-	recoverPatience = 2 * time.Minute
-	taintUnhealthy  = nodeslices.TaintUnhealthy
+	// recoverTimeout bounds a recovery.
+	recoverTimeout = 2 * time.Minute
+	taintUnhealthy = nodeslices.TaintUnhealthy
 )
 
 // recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims runs.
 func (f *faults) recover(outer context.Context) error {
-	ctx, cancel := context.WithTimeout(outer, recoverPatience)
+	ctx, cancel := context.WithTimeout(outer, recoverTimeout)
 	defer cancel()
 	if err := f.waitPrograms(ctx); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (f *faults) probe(ctx, outer context.Context) error {
 	f.probes++
 	name := fmt.Sprintf("probe-%05d", f.probes)
 	f.report.podCreated()
-	err := f.bed.runPod(ctx, f.pods, probe(), name, recoverPatience)
+	err := f.bed.runPod(ctx, f.pods, probe(), name, recoverTimeout)
 	f.ending.Go(func() {
 		if err := f.bed.endPod(outer, f.pods, name, false); err != nil && outer.Err() == nil {
 			f.report.violation("pod", "%s: %v", name, err)
@@ -120,7 +120,7 @@ func (b *bed) pool(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 
 // learn notes what a node publishes while nothing is wrong. All of the tiers are there once the supervisor is.
 func (f *faults) learn(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, recoverPatience)
+	ctx, cancel := context.WithTimeout(ctx, recoverTimeout)
 	defer cancel()
 	var before []string
 	return workload.Until(ctx, "the devices of a node without faults", func(ctx context.Context) (bool, string, error) {

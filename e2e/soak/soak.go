@@ -29,8 +29,8 @@ type Options struct {
 	Output io.Writer
 }
 
-// endPatience bounds the time after the last fault until all pods are gone.
-const endPatience = 5 * time.Minute
+// endTimeout bounds the time after the last fault until all pods are gone.
+const endTimeout = 5 * time.Minute
 
 // Run starts a cluster, keeps it under fire, takes it down and reports. The report is nil if there was nothing to report on.
 func Run(ctx context.Context, opts Options) (report *Report, err error) {
@@ -68,7 +68,7 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 // underFire lets pods and faults come, and waits until all pods are gone. It returns how long they came.
 func underFire(ctx context.Context, f *faults, opts Options) time.Duration {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, opts.Duration+endPatience)
+	ctx, cancel := context.WithTimeout(ctx, opts.Duration+endTimeout)
 	defer cancel()
 	more, enough := context.WithTimeout(ctx, opts.Duration)
 	defer enough()

@@ -21,11 +21,11 @@ type Step struct {
 
 // RunSteps runs steps each of which needs those before, and gives each of them so much time. A step that comes to its end with
 // errors shows the diagnosis.
-func RunSteps(t *testing.T, patience time.Duration, diagnosis func() string, steps []Step) {
+func RunSteps(t *testing.T, timeout time.Duration, diagnosis func() string, steps []Step) {
 	t.Helper()
 	for _, step := range steps {
 		ok := t.Run(step.Name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			step.Run(t, ctx)
 			if t.Failed() {

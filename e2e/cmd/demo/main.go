@@ -30,8 +30,8 @@ import (
 const (
 	model     = "hgx-h100"
 	namespace = "default"
-	// patience bounds every wait of the demo after the cluster is up.
-	patience = 5 * time.Minute
+	// timeout bounds every wait of the demo after the cluster is up.
+	timeout = 5 * time.Minute
 )
 
 // examples are the pods of the demo, by name; each is a file of deployments/examples.
@@ -60,7 +60,7 @@ func run(ctx context.Context, source string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	fmt.Printf("==> Installing Cleave with Helm on a simulated %s node\n", model)
 	n, err := install(ctx, client, source)

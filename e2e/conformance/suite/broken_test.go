@@ -140,9 +140,9 @@ func TestRun_BrokenDriver(t *testing.T) {
 			case fake.StaysAway:
 				b.config.Timeout = 10 * time.Second
 			case fake.PublishesNothing, fake.CountsSlicesWrong, fake.KeepsStaleSlice, fake.Withdraws, fake.NoTaint, fake.TaintStays, fake.HealthSilent:
-				b.config.Patience = 500 * time.Millisecond
+				b.config.SettleTimeout = 500 * time.Millisecond
 			case fake.HealthConstant, fake.HealthNeverBack: // a report has to come first, to be the last that was seen
-				b.config.Patience = 3 * time.Second
+				b.config.SettleTimeout = 3 * time.Second
 			}
 			b.config.Only = regexp.MustCompile("^" + c.fails + "$")
 			report := b.run()

@@ -64,7 +64,7 @@ func (b healths) healthServices(ctx context.Context) (*driver.Conn, []string, er
 
 // firstReport opens a stream, reads its first report and closes it.
 func (b healths) firstReport(ctx context.Context, conn *driver.Conn, service string) ([]*healthpb.DeviceHealth, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	ctx, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	next, err := conn.Health(ctx, service)
 	if err != nil {
@@ -193,7 +193,7 @@ func healthDamaged(ctx context.Context, b *bench) (string, error) {
 // waitHealth reads a stream until a device has a health, and returns its message.
 func (b healths) waitHealth(ctx context.Context, conn *driver.Conn, service, pool, device string,
 	want healthpb.HealthStatus) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	ctx, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	next, err := conn.Health(ctx, service)
 	if err != nil {

@@ -139,7 +139,7 @@ func restartSlices(ctx context.Context, b *bench) (string, error) {
 
 // unchanged waits until each device of before is published, consuming what it consumed.
 func (b restarts) unchanged(ctx context.Context, before []kube.Pool) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	ctx, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	count := 0
 	err := kube.Until(ctx, "the slices of before", func(ctx context.Context) (bool, string, error) {

@@ -51,7 +51,7 @@ var sliceCases = []Case{
 
 // pools waits until all pools are complete, as a driver may be publishing, and returns them.
 func (b *bench) pools(ctx context.Context) ([]kube.Pool, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	ctx, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	var pools []kube.Pool
 	err := kube.Until(ctx, "complete pools", func(ctx context.Context) (bool, string, error) {

@@ -37,7 +37,7 @@ func (b *bench) ownStatus(ctx context.Context) (*resourceapi.ResourceClaim, []re
 	if _, err := (admins{b}).preparedRight(ctx, claim); err != nil {
 		return nil, nil, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, b.Patience)
+	waiting, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	var own []resourceapi.AllocatedDeviceStatus
 	err = kube.Until(waiting, "status.devices", func(ctx context.Context) (bool, string, error) {
@@ -49,7 +49,7 @@ func (b *bench) ownStatus(ctx context.Context) (*resourceapi.ResourceClaim, []re
 		return len(own) > 0, "nothing", nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return nil, nil, skipf("the driver wrote nothing to status.devices within %s", b.Patience)
+		return nil, nil, skipf("the driver wrote nothing to status.devices within %s", b.SettleTimeout)
 	}
 	return claim, own, err
 }

@@ -37,8 +37,8 @@ type Config struct {
 	Damage, Repair func(ctx context.Context, pool, device string) error
 	// Timeout bounds each case, and its clean-up again.
 	Timeout time.Duration
-	// Patience is how long a case waits for what a driver does in its own time, such as publishing.
-	Patience time.Duration
+	// SettleTimeout is how long a case waits for what a driver does in its own time, such as publishing.
+	SettleTimeout time.Duration
 	// Only and Skip choose cases by name; nil for all and none.
 	Only, Skip *regexp.Regexp
 	// Progress is called with each result; nil for nobody.

@@ -51,7 +51,7 @@ func start(t *testing.T, faults []fakedriver.Fault, without []fakedriver.Feature
 	return &bed{Driver: d, t: t, client: client, config: suite.Config{
 		Client: client, Driver: fakedriver.Name, Node: fakedriver.Node, Classes: []string{fakedriver.Class}, Namespace: "dra-conformance",
 		RegistryDir: d.RegistryDir(), CDIDirs: []string{d.CDIDir()}, Restart: d.Restart, Damage: d.Damage, Repair: d.Repair,
-		Timeout: 20 * time.Second, Patience: 10 * time.Second,
+		Timeout: 20 * time.Second, SettleTimeout: 10 * time.Second,
 	}}
 }
 
@@ -117,7 +117,7 @@ func TestRun_NotOffered(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil, []fakedriver.Feature{fakedriver.Health, fakedriver.Status, fakedriver.Metadata, fakedriver.Shares, fakedriver.Counters,
 		fakedriver.Taints, fakedriver.CDI})
-	b.config.Restart, b.config.Damage, b.config.Repair, b.config.Patience = nil, nil, nil, 300*time.Millisecond
+	b.config.Restart, b.config.Damage, b.config.Repair, b.config.SettleTimeout = nil, nil, nil, 300*time.Millisecond
 	b.config.RegistryDir, b.config.Socket = "", b.Socket()
 	want := map[string]suite.Result{}
 	skips := regexp.MustCompile(`^(registration|restart|shares|health|status|metadata)/|^taints/(published|damaged)|^slices/counters|/cdi$|^unprepare/undone`)

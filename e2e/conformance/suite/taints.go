@@ -136,7 +136,7 @@ func taintsDamaged(ctx context.Context, b *bench) (string, error) {
 
 // waitTaints waits until a device has a taint, or none. Meanwhile it has to be published.
 func (b damages) waitTaints(ctx context.Context, pool, device string, some bool) ([]resourceapi.DeviceTaint, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	ctx, cancel := context.WithTimeout(ctx, b.SettleTimeout)
 	defer cancel()
 	var taints []resourceapi.DeviceTaint
 	err := kube.Until(ctx, "device "+device+" to change its taints", func(ctx context.Context) (bool, string, error) {

@@ -45,10 +45,10 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	}
 	// Modes before the look at places: to change one may take long, and between that look and the record that claims a place,
 	// as little time as possible should pass.
-	a.patience = time.Now().Add(inUsePatience)
-	patience, cancel := context.WithDeadline(ctx, a.patience)
+	a.deadline = time.Now().Add(inUseTimeout)
+	waiting, cancel := context.WithDeadline(ctx, a.deadline)
 	defer cancel()
-	if err := setModes(patience, a.backend, a.devices); err != nil {
+	if err := setModes(waiting, a.backend, a.devices); err != nil {
 		return nil, err
 	}
 	if !a.adopt {

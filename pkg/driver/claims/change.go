@@ -10,17 +10,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// change is the fourth step: it does to the hardware what the devices need. Clients of a GPU are waited for until patience
+// change is the fourth step: it does to the hardware what the devices need. Clients of a GPU are waited for until the deadline
 // ends.
 func (a *preparation) change(ctx context.Context) error {
-	patience, cancel := context.WithDeadline(ctx, a.patience)
+	waiting, cancel := context.WithDeadline(ctx, a.deadline)
 	defer cancel()
 	for i := range a.devices {
 		d := &a.devices[i]
 		if d.partition == nil && d.shape.IsShare() {
 			d.partition = partitionOf(a.devices[:i], d.name) // a claim may have several shares of one partition
 		}
-		if err := a.Partitions.create(patience, a.backend, d, a.devices[:i], a.view.others[d.gpu]); err != nil {
+		if err := a.Partitions.create(waiting, a.backend, d, a.devices[:i], a.view.others[d.gpu]); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 	}

@@ -94,7 +94,7 @@ func (g *gate) begin() { g.once.Do(func() { close(g.begun) }) }
 // new plugin as soon as that is registered, which takes less time than reading the hardware, and tries a refused pod again
 // only after seconds.
 func (g *gate) awaitStart(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	select {
 	case <-g.begun:

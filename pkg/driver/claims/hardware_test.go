@@ -40,8 +40,8 @@ func TestPrepare_PluginStarting(t *testing.T) {
 					t.Errorf("Prepare = %v, want %q", err, want)
 				}
 			}
-			if took := time.Since(started); took != startPatience {
-				t.Errorf("waited %s in all, want %s", took, startPatience)
+			if took := time.Since(started); took != startTimeout {
+				t.Errorf("waited %s in all, want %s", took, startTimeout)
 			}
 		})
 	})

@@ -14,12 +14,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// inUsePatience bounds how long a claim waits for clients, such as a monitoring agent between two looks, to close a GPU
+// inUseTimeout bounds how long a claim waits for clients, such as a monitoring agent between two looks, to close a GPU
 // that is to be partitioned or to be whole again; the kubelet waits 45 s for the whole call. inUseRetry is the time
 // between two attempts.
 const (
-	inUsePatience = 35 * time.Second
-	inUseRetry    = 250 * time.Millisecond
+	inUseTimeout = 35 * time.Second
+	inUseRetry   = 250 * time.Millisecond
 )
 
 // setModes gives the GPUs of devices the MIG modes that they need.

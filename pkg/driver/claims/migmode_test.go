@@ -38,7 +38,7 @@ func TestMIGMode_GivesUp(t *testing.T) {
 		defer cancel()
 		_, err := b.Prepare(ctx, deviceClaim("a", b.name(1, 9, 4), b.name(0, 19, 6)))
 		if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
-			t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
+			t.Errorf("got %v (the kubelet's timeout: %v), want an error in time that names process 4711", err, ctx.Err())
 		}
 		b.want(nil, nil, nil)
 		equal(t, "GPUs in MIG mode", []int{1}, b.modes())

@@ -139,8 +139,8 @@ type preparation struct {
 	view view
 	// creates: there is something to undo should the preparation fail; intent: the hardware changes, which is on record before.
 	creates, intent bool
-	// patience ends the wait for clients of GPUs.
-	patience time.Time
+	// deadline ends the wait for clients of GPUs.
+	deadline time.Time
 }
 
 // usable refuses devices of GPUs whose MIG mode is being changed, or has changed.

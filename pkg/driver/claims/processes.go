@@ -200,9 +200,9 @@ const (
 )
 
 const (
-	// endPatience bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
+	// endTimeout bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
 	// seconds, as the driver frees its memory.
-	endPatience = 10 * time.Second
+	endTimeout = 10 * time.Second
 	// endRetry is the time between the first two looks, maxEndRetry between two later ones. No event says that the processes of a pod
 	// have ended.
 	endRetry, maxEndRetry = 50 * time.Millisecond, time.Second
@@ -222,7 +222,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
 		return podsUnseen, nil
 	}
-	patience, cancel := context.WithTimeout(ctx, endPatience)
+	waiting, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	for wait := endRetry; ; wait = min(wait*3/2, maxEndRetry) {
@@ -240,7 +240,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		select {
 		case <-retry.C:
 			continue
-		case <-patience.Done():
+		case <-waiting.Done():
 			retry.Stop()
 		}
 		if ctx.Err() != nil {

@@ -79,7 +79,7 @@ func TestPrepare_FirstPartitionInUse(t *testing.T) {
 			defer cancel()
 			_, err := b.Prepare(ctx, deviceClaim("a", b.name(0, 19, 6)))
 			if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
-				t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
+				t.Errorf("got %v (the kubelet's timeout: %v), want an error in time that names process 4711", err, ctx.Err())
 			}
 			b.want(nil, nil, nil)
 		})

@@ -24,10 +24,10 @@ const (
 	// prepareLimit bounds Prepare as a whole: the kubelet waits 45 s for the call (defaultClientCallTimeout of
 	// k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin v1.37.1), and an error that comes later is lost.
 	prepareLimit = 42 * time.Second
-	// releasePatience bounds the wait for claims that are leaving.
-	releasePatience = 15 * time.Second
-	// startPatience bounds the wait for a plugin that has just started.
-	startPatience = 10 * time.Second
+	// releaseTimeout bounds the wait for claims that are leaving.
+	releaseTimeout = 15 * time.Second
+	// startTimeout bounds the wait for a plugin that has just started.
+	startTimeout = 10 * time.Second
 	// askTimeout bounds the question which claims are leaving.
 	askTimeout = 2 * time.Second
 	// finishTimeout bounds one attempt to complete releases.
@@ -50,7 +50,7 @@ type releaseWait struct {
 // prepareAfter prepares a claim once others have given back what is in its way. No lock is held while it waits.
 func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
 	w := &releaseWait{Preparer: p, gone: map[types.UID]bool{}}
-	patience, cancel := context.WithTimeout(ctx, releasePatience)
+	waiting, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	retry := time.NewTicker(releaseRetry)
 	defer retry.Stop()
@@ -61,7 +61,7 @@ func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.Resource
 		if !errors.As(refusal, &blocked) {
 			return nil, refusal
 		}
-		if w.ask(patience, blocked); !blocked.passes(w.leaving) {
+		if w.ask(waiting, blocked); !blocked.passes(w.leaving) {
 			return nil, refusal
 		}
 		names := blocked.names(w.leaving)
@@ -69,8 +69,8 @@ func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.Resource
 			said = names
 			logger.V(2).Info("Waiting for other claims to be released", "claimUID", claim.UID, "others", names, "waited", time.Since(started))
 		}
-		w.finish(patience, blocked)
-		if err := w.await(patience, blocked, retry.C); err != nil {
+		w.finish(waiting, blocked)
+		if err := w.await(waiting, blocked, retry.C); err != nil {
 			return nil, w.giveUp(ctx, names, refusal)
 		}
 		if err := w.unchanged(ctx, claim); err != nil {
@@ -143,19 +143,19 @@ func (w *releaseWait) finish(ctx context.Context, blocked *blockedError) {
 	}
 }
 
-// await returns when it is worth trying again; an error once patience has ended.
-func (w *releaseWait) await(patience context.Context, blocked *blockedError, retry <-chan time.Time) error {
+// await returns when it is worth trying again; an error once the timeout has expired.
+func (w *releaseWait) await(waiting context.Context, blocked *blockedError, retry <-chan time.Time) error {
 	for {
 		changed := w.Ledger.index.next()
 		if !w.Ledger.index.hasAll(blocked.by) {
-			return patience.Err()
+			return waiting.Err()
 		}
 		select {
 		case <-changed:
 		case <-retry:
-			return patience.Err()
-		case <-patience.Done():
-			return patience.Err()
+			return waiting.Err()
+		case <-waiting.Done():
+			return waiting.Err()
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) e
 		return fmt.Errorf("wait for the release of claims %s: %w", names, err)
 	}
 	err := fmt.Errorf("timed out after %s waiting for claims %s to be released (deallocated, but their containers may still run): %w",
-		releasePatience, names, refusal)
+		releaseTimeout, names, refusal)
 	if w.finishing != nil {
 		err = fmt.Errorf("%w (%w)", err, w.finishing)
 	}

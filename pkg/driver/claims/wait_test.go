@@ -82,7 +82,7 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 		"allocated":           {&fakeAPI{claims: claimList(next, held)}, unprepared, 0, "is allocated to claim"},
 		"allocated, no pods":  {&fakeAPI{claims: claimList(next, unreserved(held))}, unprepared, 0, "is allocated to claim"},
 		"API server away":     {&fakeAPI{err: errors.New("connection refused")}, unprepared, 0, "is allocated to claim"},
-		"never unprepared":    {&fakeAPI{claims: claimList(next)}, func(*testing.T, *bed) func() { return func() {} }, releasePatience, "waited 15s"},
+		"never unprepared":    {&fakeAPI{claims: claimList(next)}, func(*testing.T, *bed) func() { return func() {} }, releaseTimeout, "waited 15s"},
 		"driver is released": {&fakeAPI{claims: claimList(next)}, func(_ *testing.T, b *bed) func() {
 			return after(3*time.Second+time.Millisecond, func() { b.SetWaiting(gpu.ErrDriverNotLoaded); b.Quiesce() })
 		}, 4 * time.Second, "cannot be used yet"},
@@ -102,7 +102,7 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 				switch {
 				case tt.err == "" && err != nil, tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)):
 					t.Errorf("got error %v, want %q", err, tt.err)
-				case took >= releasePatience && !strings.Contains(err.Error(), refOf(held).String()):
+				case took >= releaseTimeout && !strings.Contains(err.Error(), refOf(held).String()):
 					t.Errorf("got error %v, want it to name claim %s", err, refOf(held))
 				}
 				if err == nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// patience bounds a wait for what must come.
-const patience = 30 * time.Second
+// timeout bounds a wait for what must come.
+const timeout = 30 * time.Second
 
 // watching starts to watch a path, and returns a function that waits until a change is reported.
 func watching(t *testing.T, path string) (seen func(what string)) {
@@ -50,7 +50,7 @@ func watching(t *testing.T, path string) (seen func(what string)) {
 		t.Helper()
 		select {
 		case <-changes:
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			t.Fatalf("%s: no change is reported", what)
 		}
 	}

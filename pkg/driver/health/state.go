@@ -16,8 +16,8 @@ import (
 const (
 	// Probation is how long an error must not recur before its condition ends.
 	Probation = time.Minute
-	// Patience is how long polls may fail before a GPU counts as unreachable. Lost GPUs get none.
-	Patience = 30 * time.Second
+	// UnreachableAfter is how long polls may fail before a GPU counts as unreachable. Lost GPUs get none.
+	UnreachableAfter = 30 * time.Second
 )
 
 // Reasons of conditions, in addition to those of XIDs, such as "xid-79". They are the values of taints.
@@ -213,7 +213,7 @@ func (s *State) fail(err error, now time.Time) {
 	}
 	switch {
 	case errors.Is(err, gpu.ErrHangs):
-		// The call has already exceeded nvml.Patience.
+		// The call has already exceeded nvml.Timeouts.
 		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent},
 			now)
 	case errors.Is(err, gpu.ErrAbsent):
@@ -229,7 +229,7 @@ func (s *State) fail(err error, now time.Time) {
 		s.add(Condition{Reason: ReasonNeedsReset, Message: "the GPU requires a reset: " + err.Error(), rank: rankSilent}, now)
 	default:
 		s.gone = s.gone || errors.Is(err, gpu.ErrDriverNotLoaded)
-		if now.Sub(s.failing) >= Patience {
+		if now.Sub(s.failing) >= UnreachableAfter {
 			s.add(Condition{Reason: ReasonUnreachable, Message: "the GPU cannot be polled: " + err.Error(), rank: rankSilent}, now)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // (nvml.h, nvmlDeviceGetHandleByPciBusId_v2).
 type Direct struct {
 	lib      Library
-	patience Patience
+	timeouts Timeouts
 	dogs     *watchdogs
 
 	mu   sync.Mutex
@@ -44,8 +44,8 @@ func OpenDirectLibrary(ctx context.Context, lib Library) (*Direct, error) {
 }
 
 func openDirect(ctx context.Context, lib Library, dogs *watchdogs) (*Direct, error) {
-	d := &Direct{lib: lib, patience: defaultPatience, dogs: dogs}
-	_, err := bounded(ctx, dogs.library, "nvmlInit_v2", d.patience.Change, true, func() (struct{}, error) { return struct{}{}, lib.Init() })
+	d := &Direct{lib: lib, timeouts: defaultTimeouts, dogs: dogs}
+	_, err := bounded(ctx, dogs.library, "nvmlInit_v2", d.timeouts.Change, true, func() (struct{}, error) { return struct{}{}, lib.Init() })
 	if err != nil {
 		return nil, err
 	}
@@ -61,13 +61,13 @@ func (d *Direct) Close() error {
 			return fmt.Errorf("close the NVML session: %w: a call has not returned", gpu.ErrHangs)
 		}
 	}
-	return d.dogs.shutdown(d.lib, d.patience.Change)
+	return d.dogs.shutdown(d.lib, d.timeouts.Change)
 }
 
 // ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrInMIGMode in
 // MIG mode, gpu.ErrNotSupported where there are none.
 func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error) {
-	mode, err := directly(ctx, d, pci, uuid, d.patience.Read, false, directComputeMode)
+	mode, err := directly(ctx, d, pci, uuid, d.timeouts.Read, false, directComputeMode)
 	if err != nil {
 		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
 	}
@@ -76,7 +76,7 @@ func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid strin
 
 // SetComputeMode sets it until the driver is unloaded, see Session.SetComputeMode.
 func (d *Direct) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
-	_, err := directly(ctx, d, pci, uuid, d.patience.Change, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
+	_, err := directly(ctx, d, pci, uuid, d.timeouts.Change, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {
 		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
 	}
@@ -91,7 +91,7 @@ func directly[T any](
 	d.mu.Lock()
 	d.used = append(d.used, dog)
 	d.mu.Unlock()
-	dev, err := bounded(ctx, dog, fmt.Sprintf("opening the GPU at %s", pci), d.patience.Change, true, func() (Device, error) {
+	dev, err := bounded(ctx, dog, fmt.Sprintf("opening the GPU at %s", pci), d.timeouts.Change, true, func() (Device, error) {
 		dev, err := d.lib.DeviceByPCI(pci)
 		if err != nil {
 			return nil, err

@@ -12,11 +12,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Preparing a whole GPU waits fabricPatience for its fabric and polls every fabricRetry. The kubelet times out after
+// Preparing a whole GPU waits fabricTimeout for its fabric and polls every fabricRetry. The kubelet times out after
 // 45 s, part of which a MIG mode change may have used.
 const (
-	fabricPatience = 20 * time.Second
-	fabricRetry    = 250 * time.Millisecond
+	fabricTimeout = 20 * time.Second
+	fabricRetry   = 250 * time.Millisecond
 )
 
 // Fabric reads the state of a GPU's registration with its NVLink fabric. In MIG mode a GPU needs none: partitions have
@@ -87,8 +87,8 @@ func (s *Session) RefusesWork(ctx context.Context) (refuses bool, err error) {
 // cudaErrorSystemNotReady, whether the registration is not started or in progress (open-gpu-kernel-modules 595.45.04,
 // nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode).
 func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
-	patience := time.NewTimer(fabricPatience)
-	defer patience.Stop()
+	over := time.NewTimer(fabricTimeout)
+	defer over.Stop()
 	tick := time.NewTicker(fabricRetry)
 	defer tick.Stop()
 	for {
@@ -102,7 +102,7 @@ func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-patience.C:
+		case <-over.C:
 			return fmt.Errorf("%w: GPU %s: its registration is %s: check whether Fabric Manager is running", gpu.ErrFabricPending, g.UUID, state)
 		case <-tick.C:
 		}

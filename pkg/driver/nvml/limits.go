@@ -100,7 +100,7 @@ func LimitMemory(opts Options, of LimitedGPU, cgroup string, limit uint64) (err 
 		return fmt.Errorf("open NVML session with %s: %w", path, err)
 	}
 	defer func() {
-		_, shutdown := bounded(context.Background(), newWatchdog(), "nvmlShutdown", defaultPatience.Read, false,
+		_, shutdown := bounded(context.Background(), newWatchdog(), "nvmlShutdown", defaultTimeouts.Read, false,
 			func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
 		err = errors.Join(err, shutdown)
 	}()
@@ -128,7 +128,7 @@ func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error 
 
 // findLimited opens a GPU. The driver initialises each GPU that is opened, which takes seconds, and may hang for one that is not meant.
 func findLimited(lib Library, of LimitedGPU) (Device, error) {
-	return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Change, false, func() (Device, error) {
+	return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultTimeouts.Change, false, func() (Device, error) {
 		dev, err := lib.DeviceByPCI(of.PCI)
 		if err != nil {
 			return nil, err

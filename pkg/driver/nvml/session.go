@@ -53,8 +53,8 @@ type Session struct {
 // Option adjusts a session.
 type Option func(*Session)
 
-// WithPatience sets the time limits of a session's calls.
-func WithPatience(p Patience) Option { return func(s *Session) { s.calls.patience = p } }
+// WithTimeouts sets the time limits of a session's calls.
+func WithTimeouts(t Timeouts) Option { return func(s *Session) { s.calls.timeouts = t } }
 
 // sharing makes a session use the watchdogs of other sessions with the same library.
 func sharing(dogs *watchdogs) Option { return func(s *Session) { s.calls.dogs = dogs } }
@@ -102,7 +102,7 @@ func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...
 func newSession(lib Library, sysfs fs.ReadLinkFS, opts []Option) *Session {
 	inventory := newInventory(sysfs)
 	s := &Session{
-		calls:     &calls{lib: lib, inventory: inventory, patience: defaultPatience, dogs: newWatchdogs(), events: map[*Events]bool{}},
+		calls:     &calls{lib: lib, inventory: inventory, timeouts: defaultTimeouts, dogs: newWatchdogs(), events: map[*Events]bool{}},
 		inventory: inventory, profiles: computeProfiles{ids: map[int]int{}},
 	}
 	for _, opt := range opts {
@@ -261,5 +261,5 @@ func (s *Session) Close() error {
 	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}
-	return s.calls.dogs.shutdown(s.calls.lib, s.calls.patience.Change)
+	return s.calls.dogs.shutdown(s.calls.lib, s.calls.timeouts.Change)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Patience sets how long NVML calls may take before they count as hanging.
-type Patience struct {
+// Timeouts sets how long NVML calls may take before they count as hanging.
+type Timeouts struct {
 	// Read bounds queries. They take milliseconds on an idle node, and O(10 s) where partitions of all GPUs are created at once:
 	// calls of all GPUs wait for one lock of the driver's (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go).
 	Read time.Duration
@@ -23,8 +23,8 @@ type Patience struct {
 	Change time.Duration
 }
 
-// defaultPatience applies without WithPatience.
-var defaultPatience = Patience{Read: 30 * time.Second, Change: 30 * time.Second}
+// defaultTimeouts applies without WithTimeouts.
+var defaultTimeouts = Timeouts{Read: 30 * time.Second, Change: 30 * time.Second}
 
 // watchdog bounds the calls about one GPU. NVML calls cannot be cancelled, so each runs in its own goroutine, one at a
 // time: a hanging GPU blocks one goroutine, however often it is queried.

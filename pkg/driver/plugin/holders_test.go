@@ -39,7 +39,7 @@ func TestHolders_LookHangs(t *testing.T) {
 		}
 		answer <- nil
 		go func() { answer <- []processes.Process{{PID: 4711, Name: "nv-hostengine"}} }()
-		found, err := h.of(gone, nil, nil) // the kubelet's patience has nothing to do with it
+		found, err := h.of(gone, nil, nil) // the kubelet's timeout has nothing to do with it
 		if want := []claims.Holder{{PID: 4711, Name: "nv-hostengine"}}; err != nil || !slices.Equal(want, found) {
 			t.Errorf("got %v, %v, want %v", found, err, want)
 		}

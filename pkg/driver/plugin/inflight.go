@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// stopPatience bounds how long a plugin that is to end goes on for calls in flight. It is what Prepare waits for other
+	// stopTimeout bounds how long a plugin that is to end goes on for calls in flight. It is what Prepare waits for other
 	// claims to end, and leaves the rest of a pod's grace period of 30 seconds for what else is done at the end. Longer calls are cut.
-	stopPatience = 15 * time.Second
+	stopTimeout = 15 * time.Second
 	// answerTime is how long an answer may take from its handler to the kubelet's connection: gRPC writes it later, and drops what is
 	// not yet written when its server is stopped (google.golang.org/grpc, internal/transport, http2Server.Close).
 	answerTime = 200 * time.Millisecond
@@ -72,10 +72,10 @@ func (u *inflight) settled() time.Duration {
 
 // drain returns a context that ends after its parent: once the calls in flight are answered, or the timeout expires. The
 // returned function ends it at once, with a cause.
-func (u *inflight) drain(parent context.Context, patience time.Duration) (context.Context, context.CancelCauseFunc) {
+func (u *inflight) drain(parent context.Context, timeout time.Duration) (context.Context, context.CancelCauseFunc) {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(parent))
 	stop := context.AfterFunc(parent, func() {
-		if err := u.wait(ctx, patience); err != nil {
+		if err := u.wait(ctx, timeout); err != nil {
 			klog.FromContext(ctx).Error(err, "Stopping before all calls were answered")
 		}
 		end(context.Cause(parent))
@@ -88,12 +88,12 @@ func (u *inflight) drain(parent context.Context, patience time.Duration) (contex
 
 // wait waits until the calls in flight are answered: not for later ones, which come without end where no other plugin
 // takes them. It fails when ctx ends or the timeout expires.
-func (u *inflight) wait(ctx context.Context, patience time.Duration) error {
+func (u *inflight) wait(ctx context.Context, timeout time.Duration) error {
 	calls := u.now()
 	if len(calls) > 0 {
 		klog.FromContext(ctx).Info("Answering calls of the kubelet before stopping", "calls", len(calls))
 	}
-	over := time.NewTimer(patience)
+	over := time.NewTimer(timeout)
 	defer over.Stop()
 	for i, done := range calls {
 		select {
@@ -102,7 +102,7 @@ func (u *inflight) wait(ctx context.Context, patience time.Duration) error {
 			return fmt.Errorf("wait for the kubelet's calls to be answered: %w", context.Cause(ctx))
 		case <-over.C:
 			return fmt.Errorf("wait for the kubelet's calls to be answered: up to %d of %d are still in flight after %s",
-				len(calls)-i, len(calls), patience)
+				len(calls)-i, len(calls), timeout)
 		}
 	}
 	settle := time.NewTimer(max(u.settled(), 0))

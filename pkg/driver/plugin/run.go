@@ -46,7 +46,7 @@ func Run(ctx context.Context, config Config) error {
 		return err
 	}
 	s := newService(config)
-	ctx, fatal := s.kubelet.inflight.drain(ctx, stopPatience)
+	ctx, fatal := s.kubelet.inflight.drain(ctx, stopTimeout)
 	defer fatal(nil)
 	if err := s.connect(ctx); err != nil {
 		return err

@@ -31,15 +31,15 @@ type child struct {
 	mu sync.Mutex // one question at a time
 }
 
-// patience is how long a server may take for an answer.
-const patience = 10 * time.Second
+// timeout is how long a server may take for an answer.
+const timeout = 10 * time.Second
 
 // ask asks the server something.
 func (c *child) ask(a *ask, with *net.UnixConn) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var t outcome
-	err := c.conn.SetDeadline(time.Now().Add(patience))
+	err := c.conn.SetDeadline(time.Now().Add(timeout))
 	if err == nil {
 		err = send(c.conn, a, with)
 	}

@@ -22,8 +22,8 @@ import (
 const (
 	// beat is how often an idle stream says that it is there; app.js waits for two of them.
 	beat = 10 * time.Second
-	// patience is how long a browser may take to read an event.
-	patience = 20 * time.Second
+	// timeout is how long a browser may take to read an event.
+	timeout = 20 * time.Second
 	// lifetime ends a stream, so that no browser that nobody looks at keeps one forever; a visible page connects again.
 	lifetime = time.Hour
 )
@@ -181,7 +181,7 @@ func (e *events) send(name string, data any) error {
 	if err := encoder.Encode(data); err != nil {
 		return fmt.Errorf("encode an event: %w", err)
 	}
-	if err := e.control.SetWriteDeadline(time.Now().Add(patience)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	if err := e.control.SetWriteDeadline(time.Now().Add(timeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return fmt.Errorf("send an event: %w", err)
 	}
 	if _, err := fmt.Fprintf(e.w, "event: %s\ndata: %s\n", name, encoded.Bytes()); err != nil {

@@ -30,7 +30,7 @@ type Config struct {
 	Settle time.Duration
 }
 
-// DefaultSettle is short against a person's patience, and long against a burst of events.
+// DefaultSettle is short for a person who waits, and long against a burst of events.
 const DefaultSettle = 500 * time.Millisecond
 
 // pingEvery is how soon a lost connection is noticed.
