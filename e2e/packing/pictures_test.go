@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
 
-// The pictures of docs/packing.md are what make packing-pictures draws.
+// The pictures of docs/simulate.md are what make packing-pictures draws.
 func TestPictures_UpToDate(t *testing.T) {
 	inventory, err := models.Load("hgx-h100")
 	must(t, err)

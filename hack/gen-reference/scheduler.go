@@ -22,7 +22,7 @@ func (p packages) scheduler(b *bytes.Buffer, root string) error {
 	if args == nil {
 		return fmt.Errorf("there is no type Args in %s", schedulingDir)
 	}
-	b.WriteString("\n## cleave-scheduler\n\nThe plugin GPUPacking: [packing.md](packing.md).\n\n### Arguments\n\n" + args.Doc)
+	b.WriteString("\n## cleave-scheduler\n\nThe plugin GPUPacking: [scheduler.md](scheduler.md).\n\n### Arguments\n\n" + args.Doc)
 	p.fields(b, schedulingDir, args)
 	found, err := readPlugin(root)
 	if err != nil {

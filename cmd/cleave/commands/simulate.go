@@ -41,7 +41,7 @@ func newSimulate() *cobra.Command {
 			"default configuration, pack and spread are those of cleave-scheduler. Devices are chosen by the scheduler's own\n" +
 			"allocator, from what nodes of the model publish under a policy. It shows what is rejected, how many GPUs stay\n" +
 			"whole, and fragmentation over time. A pod without a place is dropped.\n\n" +
-			"docs/packing.md describes the workload file and what is modelled. Node models are\n" +
+			"docs/simulate.md describes the workload file and what is modelled. Node models are\n" +
 			strings.Join(models.Names(), ", ") + ".",
 		Example: "  cleave simulate --nodes 200 --node-model hgx-h100 --workload workload.yaml --seed 1\n" +
 			"  cleave simulate --nodes 200 --node-model hgx-h100 --workload workload.yaml -o svg > picture.svg\n" +

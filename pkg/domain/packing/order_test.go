@@ -341,7 +341,7 @@ func TestOrderShapes_SharedFromTheMiddle(t *testing.T) {
 	}
 }
 
-// TestOrderShapes_SharesMoveNothingElse: with shares, all else stays in the order that facts/packing.md measured, and every
+// TestOrderShapes_SharesMoveNothingElse: with shares, all else stays in the measured order, and every
 // shape is in one group.
 func TestOrderShapes_SharesMoveNothingElse(t *testing.T) {
 	for _, model := range simulated.NodeModels() {

@@ -20,7 +20,7 @@ type candidate struct {
 	cost packing.Cost
 }
 
-// MarshalText is what a log shows of it, in lists too (docs/packing.md explains the numbers).
+// MarshalText is what a log shows of it, in lists too (docs/scheduler.md explains the numbers).
 func (c candidate) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%s%+v", c.node, c.cost), nil
 }

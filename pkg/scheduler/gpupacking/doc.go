@@ -8,5 +8,5 @@
 // predict, and what is not for GPUs, passes through untouched.
 //
 // Factory is for k8s.io/kubernetes/cmd/kube-scheduler/app.WithPlugin. The plugin must be the first of the PostFilter plugins,
-// and its Reserve must come after that of DynamicResources, which the multiPoint list does (docs/packing.md).
+// and its Reserve must come after that of DynamicResources, which the multiPoint list does (docs/scheduler.md).
 package gpupacking

@@ -20,7 +20,7 @@ const (
 	reservedKey framework.StateKey = Name + "/reserved"
 )
 
-// scoreStep is between nodes of different cost. With the weight that docs/packing.md names, 60, it is worth 1500 points, more
+// scoreStep is between nodes of different cost. With the weight that docs/scheduler.md names, 60, it is worth 1500 points, more
 // than all other plugins of the default configuration give together (1300 in kubernetes 1.37, with that of VolumeBinding, which
 // has no weight there and so 1), so that they only choose among equal nodes.
 const scoreStep = 25

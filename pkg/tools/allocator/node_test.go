@@ -83,7 +83,7 @@ func TestNewNode_NoSlices(t *testing.T) {
 	}
 }
 
-// Requests of one claim get different GPUs where a constraint says so (docs/packing.md); without it, first fit puts them on one.
+// Requests of one claim get different GPUs where a constraint says so (docs/scheduler.md); without it, first fit puts them on one.
 func TestAllocate_DistinctGPUs(t *testing.T) {
 	for class, attribute := range map[string]string{"mig-1g.10gb.cleave.dev": "gpu.cleave.dev/parentUUID", "timeslice.cleave.dev": "gpu.cleave.dev/uuid"} {
 		for distinct, want := range map[bool]int{false: 1, true: 3} {
