@@ -66,7 +66,7 @@ func TestPrepare_ComputeModeCostsOneCall(t *testing.T) {
 func TestPrepare_ComputeModeSupervisorAway(t *testing.T) {
 	b := newBed(t)
 	b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeExclusive}
-	b.sharing.err = failing("before ServedMPS", errDown)
+	b.sharing.err = failing("before RetainMPS "+gpuName(0), errDown)
 	if err := b.tryPrepare("a", wholeOf(0)); !errors.Is(err, errDown) {
 		t.Errorf("Prepare() = %v, want it to name why the supervisor could not help", err)
 	}

@@ -141,7 +141,7 @@ func explainMissing(err error, claim *resourceapi.ResourceClaim, b *backend, id 
 			b.hardware.Absent(pci) {
 			continue
 		}
-		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: what claims have on it stays on record, and it is tried again",
+		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: what claims have on it stays on record, and is retried",
 			r.Request, r.Device, pci, gpu.ErrUnreadable)
 	}
 	return err

@@ -124,7 +124,7 @@ func (l *Ledger) layout(gpuDevice string) *records.Layout {
 // explainWrite adds what to do to the one write error that an admin can mend.
 func explainWrite(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, dir)
+		return fmt.Errorf("%w: free space on the file system of %s; the claim is retried", err, dir)
 	}
 	return err
 }

@@ -20,7 +20,7 @@ func TestPartitionShare_Limits(t *testing.T) {
 		want           string
 	}{
 		"less than a multiprocessor": {b.mps(), `"mps":{"activeThreadPercentage":1}`,
-			"1 percent of partition " + b.server() + " (3g.40gb) are less than one of its 60 multiprocessors: ask for 2 percent or more"},
+			"1% of partition " + b.server() + " (3g.40gb) is less than one of its 60 multiprocessors: request 2% or more"},
 		"an interval": {b.slice(), `"timeSlice":{"interval":"Long"}`, "a GPU has one interval for all of its partitions"},
 		"time slices": {b.mps(), `"timeSlice":{}`, "but device " + b.mps() + " is of type mig-mps"},
 		"MPS":         {b.slice(), `"mps":{}`, "but device " + b.slice() + " is of type mig-timeslice"},

@@ -21,7 +21,7 @@ import (
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
 	if err := p.Ledger.learn(ctx); err != nil {
-		logger.Error(err, "Could not look for records that another plugin has written or removed; it is tried again at the next reconcile")
+		logger.Error(err, "Could not look for records that another plugin has written or removed; retrying at the next reconcile")
 	}
 	repair(ctx, p.Ledger)
 	for _, r := range p.Ledger.index.claims() {

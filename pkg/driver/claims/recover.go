@@ -28,7 +28,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 			continue
 		}
 		if err := p.recoverClaim(ctx, b, r); err != nil {
-			logger.Error(err, "Could not recover a claim; it is tried again at the next reconcile", "claim", r.Claim)
+			logger.Error(err, "Could not recover a claim; retrying at the next reconcile", "claim", r.Claim)
 		}
 	}
 	p.Shares.recover(ctx, b)

@@ -34,7 +34,7 @@ func (s *Shares) recover(ctx context.Context, b *backend) {
 			break
 		}
 		if err := s.recoverInterval(ctx, &node.GPUs[i]); err != nil {
-			logger.Error(err, "Could not set the time slices of a GPU; it is tried again at the next reconcile",
+			logger.Error(err, "Could not set the time slices of a GPU; retrying at the next reconcile",
 				"gpu", node.GPUs[i].PCI.DeviceName())
 		}
 	}
@@ -69,7 +69,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	served, err := s.sharing.ServedMPS(ctx)
 	if err != nil {
-		logger.Error(err, "Could not bring MPS servers in line with claims; it is tried again at the next reconcile")
+		logger.Error(err, "Could not bring MPS servers in line with claims; retrying at the next reconcile")
 		return
 	}
 	for _, name := range servers(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
@@ -77,7 +77,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 			continue // the next recover does it
 		}
 		if err := s.lockAndRetain(ctx, name); err != nil {
-			logger.Error(err, "Could not bring an MPS server in line with claims; it is tried again at the next reconcile", "server", name)
+			logger.Error(err, "Could not bring an MPS server in line with claims; retrying at the next reconcile", "server", name)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 		err = errors.Join(err, s.lockAndStop(ctx, uid, name, func() (bool, error) { return s.ledger.index.get(uid) == nil, nil }))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not take a claim without a record from MPS servers; it is tried again at the next reconcile",
+		klog.FromContext(ctx).Error(err, "Could not take a claim without a record from MPS servers; retrying at the next reconcile",
 			"claimUID", uid)
 	}
 }
@@ -185,7 +185,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 			err = s.lockAndStop(ctx, on.Claim, on.Server, gone)
 		}
 		if err != nil {
-			logger.Error(err, "Could not take a claim that is gone from an MPS server; it is tried again at the next reconcile", "server", on.Server,
+			logger.Error(err, "Could not take a claim that is gone from an MPS server; retrying at the next reconcile", "server", on.Server,
 				"claimUID", on.Claim)
 		}
 	}

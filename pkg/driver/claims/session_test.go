@@ -211,21 +211,6 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	}
 }
 
-// Records of a release that noted no session count as of the one in which they are first read, and of no later one.
-func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
-	b := newSimBed(t, "hgx-h100")
-	b.prepare("a", b.name(0, 19, 6))
-	b.prepare("b", b.name(0, 19, 5))
-	s := &sessionsOf{session: "1"}
-	b = b.restart(in(s))
-	b.unprepare("a")
-	b.want(list("0 19@5"), list("b"), list("b"))
-	s.session = "2" // the driver is reloaded while the plugin is down
-	b = b.restart(in(s))
-	b.unprepare("b")
-	b.want(list("0 19@5"), nil, nil)
-}
-
 func TestDriverSession_CutShort(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))

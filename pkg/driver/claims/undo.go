@@ -106,7 +106,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	b := p.backend.Load()
 	if pods == podsLeft {
 		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
-			klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
+			klog.FromContext(ctx).Error(err, "Could not give back a share yet; retrying soon", "claim", have.Claim)
 		}
 		return p.markReleasing(have, pods)
 	}
@@ -125,7 +125,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
 		// there is destroyed once it can be. And the pod need not wait: its shares are given back once those who share the GPU answer,
 		// and until then nothing but shares of the same kind can be had of it.
-		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; it is tried again soon", "claim", have.Claim)
+		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; retrying soon", "claim", have.Claim)
 		return p.markReleasing(have, pods)
 	}
 	p.Ledger.index.undone(have)

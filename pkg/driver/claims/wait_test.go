@@ -82,7 +82,7 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 		"allocated":           {&fakeAPI{claims: claimList(next, held)}, unprepared, 0, "is allocated to claim"},
 		"allocated, no pods":  {&fakeAPI{claims: claimList(next, unreserved(held))}, unprepared, 0, "is allocated to claim"},
 		"API server away":     {&fakeAPI{err: errors.New("connection refused")}, unprepared, 0, "is allocated to claim"},
-		"never unprepared":    {&fakeAPI{claims: claimList(next)}, func(*testing.T, *bed) func() { return func() {} }, releaseTimeout, "waited 15s"},
+		"never unprepared":    {&fakeAPI{claims: claimList(next)}, func(*testing.T, *bed) func() { return func() {} }, releaseTimeout, "timed out after 15s"},
 		"driver is released": {&fakeAPI{claims: claimList(next)}, func(_ *testing.T, b *bed) func() {
 			return after(3*time.Second+time.Millisecond, func() { b.SetWaiting(gpu.ErrDriverNotLoaded); b.Quiesce() })
 		}, 4 * time.Second, "cannot be used yet"},

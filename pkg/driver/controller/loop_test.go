@@ -217,7 +217,7 @@ func TestLoop_Run(t *testing.T) {
 				n := *f.inventory
 				n.GPUs = n.GPUs[:7]
 				f.inventory = &n
-			}, Inventory, 0, "removed takeIn recover leaveMIG layouts publish"},
+			}, Inventory, 0, "removed syncInventory recover leaveMIG layouts publish"},
 			// Reconcile waits for the API server all the time, which keeps nobody waiting.
 			{"GPU added, disk full", func() { f.limitErr = errors.New("no space left") }, Inventory, 0, "limits"},
 			{"periodic, disk full", func() {}, 0, time.Minute - 15*time.Second, "limits links recover leaveMIG layouts"},

@@ -83,8 +83,8 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
 		c.once(a, cause, func() bool {
-			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet retries by itself; "+
-				"remove the cause if it stays.", oneLine(start))})
+			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet retries; if this "+
+				"persists, fix the cause.", oneLine(start))})
 		})
 	}
 }
@@ -135,11 +135,11 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 		c.fails(attempted{unprepareOperation, claim.UID}) {
 		return
 	}
-	remedy := "Cleave tries again by itself; remove the cause if it stays."
+	remedy := "Cleave retries; if this persists, fix the cause."
 	cause, inUse, besides := causeOf(err)
 	switch {
 	case besides != nil:
-		remedy = "End those processes on the node, and remove what else is wrong; Cleave tries again by itself."
+		remedy = "End those processes on the node and fix the other cause; Cleave retries."
 	case inUse != nil:
 		err, remedy = inUse, "Once nothing uses the partition it is destroyed."
 	case errors.Is(err, gpu.ErrInUse):

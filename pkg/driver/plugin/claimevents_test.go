@@ -269,7 +269,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 		inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
 		processes := func(pid int) error { return fmt.Errorf("its pods still have processes [%d]: %w", pid, gpu.ErrInUse) }
 		const begin = "Claim ns/c (c-uid) has ended, but what it had cannot be allocated again: "
-		const again = ". Cleave tries again by itself; remove the cause if it stays."
+		const again = ". Cleave retries; if this persists, fix the cause."
 		for _, step := range []struct {
 			what string
 			do   func()

@@ -71,7 +71,7 @@ func (m *metadataFiles) options(ctx context.Context, c *Config, driver string, f
 	// What cannot be removed is left to sweep: the claim is unprepared, and its pod is not to wait for this.
 	report := func(err error) {
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Removing device metadata failed; it is tried again at the next reconcile", "driver", driver)
+			klog.FromContext(ctx).Error(err, "Removing device metadata failed; retrying at the next reconcile", "driver", driver)
 		}
 	}
 	count := func(err error) error {
@@ -194,7 +194,7 @@ func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Removing device metadata of claims that are gone failed; it is tried again at the next reconcile",
+		klog.FromContext(ctx).Error(err, "Removing device metadata of claims that are gone failed; retrying at the next reconcile",
 			"driver", driver)
 	}
 }

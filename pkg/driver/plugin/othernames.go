@@ -135,7 +135,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 	}
 	o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{n.s}, n.inventory)
 	if err := o.engine.Ledger.LoadReadOnly(ctx); err != nil {
-		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
+		logger.Error(err, "Could not read what is allocated under another driver name; retrying", "driver", driver)
 	}
 	n.s.engine.AddPeer(o.engine)
 	n.locks.Doubt()
@@ -332,7 +332,7 @@ func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
 		o.nextFinish, o.nextReconcile = time.Time{}, time.Time{}
 	}
 	if err != nil {
-		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", o.driver)
+		logger.Error(err, "Could not read what is allocated under another driver name; retrying", "driver", o.driver)
 	}
 	o.loaded = !runs && (o.loaded || err == nil)
 	return runs || !o.loaded
@@ -353,7 +353,7 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 	if !o.engine.Ready() {
 		static, err := n.staticOf(ctx, hw, o)
 		if err != nil {
-			logger.Error(err, "Could not write the CDI spec of another driver name; it is tried again", "driver", o.driver)
+			logger.Error(err, "Could not write the CDI spec of another driver name; retrying", "driver", o.driver)
 			return
 		}
 		if !n.s.engine.Lend(o.engine, static) {
@@ -364,7 +364,7 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 	}
 	if now := time.Now(); now.After(o.nextReconcile) {
 		if err := errors.Join(n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger), adoptModes(ctx, n.s.engine.Modes, o)); err != nil {
-			logger.Error(err, "Could not take over the layouts or mode changes of another driver name; it is tried again", "driver", o.driver)
+			logger.Error(err, "Could not take over the layouts or mode changes of another driver name; retrying", "driver", o.driver)
 		}
 		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
 		o.sweep(ctx, n.s)

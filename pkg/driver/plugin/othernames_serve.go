@@ -85,7 +85,7 @@ func (n *otherNames) taken(ctx context.Context, o *otherName) bool {
 func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	select {
 	case err := <-o.broken:
-		klog.FromContext(ctx).Error(err, "Serving the kubelet by another driver name failed; it is tried again", "driver", o.driver)
+		klog.FromContext(ctx).Error(err, "Serving the kubelet by another driver name failed; retrying", "driver", o.driver)
 		o.stopServing()
 	default:
 	}

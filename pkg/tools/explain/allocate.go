@@ -34,12 +34,7 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	for _, sl := range s.slices {
 		published = append(published, sl.ResourceSlice)
 	}
-	for _, sl := range c.shared { // a pool is complete with the slices that the node does not reach
-		published = append(published, sl.ResourceSlice)
-	}
-	if len(c.shared) > 0 {
-		published = distinct(published)
-	}
+	published = append(published, s.rest...) // a pool is complete with them
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}
@@ -56,19 +51,6 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 		c.fits[key] = f
 	}
 	return f
-}
-
-// distinct keeps the first of each slice.
-func distinct(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
-	seen := map[*resourceapi.ResourceSlice]bool{}
-	var once []*resourceapi.ResourceSlice
-	for _, s := range all {
-		if !seen[s] {
-			seen[s] = true
-			once = append(once, s)
-		}
-	}
-	return once
 }
 
 // need is what a request takes of a device; ok is not set if the device is too small for it.

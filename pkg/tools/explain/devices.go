@@ -36,7 +36,7 @@ func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 		return v
 	}
 	for _, p := range s.pools {
-		if p.invalid != "" || p.isIncomplete() {
+		if !p.IsUsable() {
 			continue
 		}
 		for _, sl := range p.slices {
@@ -82,7 +82,7 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v
 			return &Cause{Kind: DeviceTaint, Taint: taintOf(t)}
 		}
 	}
-	u := c.uses[p.poolID][d.Name]
+	u := c.uses[p.ID][d.Name]
 	if u != nil && u.exclusive && !r.admin {
 		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
 	}

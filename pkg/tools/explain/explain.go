@@ -126,10 +126,10 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	}
 	for _, p := range site.pools {
 		switch {
-		case p.isIncomplete():
-			found.add(Cause{Kind: Incomplete, name: p.pool, most: int64(len(p.slices)), want: p.want})
-		case p.invalid != "":
-			found.add(Cause{Kind: InvalidPool, name: p.invalid})
+		case p.IsIncomplete():
+			found.add(Cause{Kind: Incomplete, name: p.Pool.Pool, most: p.Have(), want: p.Want})
+		case p.Invalid != "":
+			found.add(Cause{Kind: InvalidPool, name: p.Invalid})
 		}
 	}
 	if len(found) < max(1, len(site.pools)) {
@@ -138,7 +138,7 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	if ctx.Err() != nil { // what was found may be wrong
 		return causes{new(s.failure(ctx, ctx.Err()))}
 	}
-	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.driver == s.Driver })
+	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.Driver == s.Driver })
 	if !publishes && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
 		return causes{{Kind: NotPublishing, name: s.Driver}}
 	}

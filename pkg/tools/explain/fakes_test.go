@@ -24,6 +24,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
@@ -117,7 +118,7 @@ func selecting(r resourceapi.DeviceRequest, expressions ...string) resourceapi.D
 // try runs the scheduler's allocator on a node, with nothing left out.
 func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourceapi.AllocationResult {
 	b.Helper()
-	c := &Cluster{classes: lister{}, uses: map[poolID]map[string]*use{}}
+	c := &Cluster{classes: lister{}, uses: map[resourcepool.ID]map[string]*use{}}
 	for _, class := range b.Classes {
 		c.classes[class.Name] = class
 	}
@@ -130,7 +131,7 @@ func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourcea
 			published = append(published, &b.slices[i])
 		}
 	}
-	state := c.state(&site{pools: []*pool{{poolID: poolID{driver, node}}}})
+	state := c.state(&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: resourcepool.ID{Driver: driver, Pool: node}}}}})
 	allocator, err := structured.NewAllocator(b.Context(), features, state, c.classes, published, compiled)
 	b.must(err)
 	results, err := allocator.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)

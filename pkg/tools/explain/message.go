@@ -87,6 +87,9 @@ func (c *Cause) describeNode(nodes int) {
 		}
 	case Incomplete:
 		c.Message = fmt.Sprintf("the pool %s is incomplete: %d of %d slices", c.name, c.most, c.want)
+		if c.most > c.want {
+			c.Message = fmt.Sprintf("the pool %s has %d slices, but they say that it has %d", c.name, c.most, c.want)
+		}
 		c.Remedy = "the plugin may be publishing: try again; if it persists, see the plugin's log on that node"
 	case InvalidPool:
 		c.Message = "nothing is allocated from the pool: " + c.name

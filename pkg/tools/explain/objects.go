@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Objects are those of the cluster, except its ResourceSlices.
@@ -37,7 +38,8 @@ type Cluster struct {
 	contents map[int]*content
 	onNode   map[string][]*slice
 	shared   []*slice
-	uses     map[poolID]map[string]*use
+	inPool   map[resourcepool.ID][]*slice
+	uses     map[resourcepool.ID]map[string]*use
 	needs    map[string]*need
 	brokenBy error
 }
@@ -55,9 +57,6 @@ type content struct {
 	selected map[string][]match
 }
 
-// poolID identifies a pool.
-type poolID struct{ driver, pool string }
-
 // compiled are expressions of all clusters: the same classes are asked about again and again.
 var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
 
@@ -65,7 +64,8 @@ var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
 func NewCluster(o Objects, questions ...*Question) *Cluster {
 	c := &Cluster{
 		Objects: o, cel: compiled, classes: lister{},
-		contents: map[int]*content{}, slices: inspect.NewSliceSet(), onNode: map[string][]*slice{}, uses: map[poolID]map[string]*use{},
+		contents: map[int]*content{}, slices: inspect.NewSliceSet(), onNode: map[string][]*slice{},
+		inPool: map[resourcepool.ID][]*slice{}, uses: map[resourcepool.ID]map[string]*use{},
 		needs: map[string]*need{}, needed: attributes{names: map[string]bool{}},
 	}
 	for _, class := range o.Classes {
@@ -111,6 +111,8 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 		c.contents[id] = &content{id: id, selected: map[string][]match{}}
 	}
 	kept := &slice{added, c.contents[id]}
+	pool := resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}
+	c.inPool[pool] = append(c.inPool[pool], kept)
 	if name := s.Spec.NodeName; name != nil && *name != "" {
 		c.onNode[*name] = append(c.onNode[*name], kept)
 		return
@@ -174,10 +176,10 @@ func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
 		if r.AdminAccess != nil && *r.AdminAccess {
 			continue
 		}
-		pool := c.uses[poolID{r.Driver, r.Pool}]
+		pool := c.uses[resourcepool.ID{Driver: r.Driver, Pool: r.Pool}]
 		if pool == nil {
 			pool = map[string]*use{}
-			c.uses[poolID{r.Driver, r.Pool}] = pool
+			c.uses[resourcepool.ID{Driver: r.Driver, Pool: r.Pool}] = pool
 		}
 		u := pool[r.Device]
 		if u == nil {

@@ -12,6 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // features are what the scheduler of Kubernetes 1.37 enables by default.
@@ -24,18 +26,17 @@ var features = structured.Features{
 type site struct {
 	node   *corev1.Node
 	slices []*slice
-	pools  []*pool
+	// rest are the slices of its pools that the node does not reach.
+	rest  []*resourceapi.ResourceSlice
+	pools []*pool
 	// signature is equal for nodes on which the allocator finds the same.
 	signature string
 }
 
 // pool is a pool of devices, as far as a node reaches it.
 type pool struct {
-	poolID
-	generation, want int64
-	slices           []*slice
-	// invalid is why nothing is allocated from it.
-	invalid string
+	*resourcepool.Pool
+	slices []*slice
 	// left is what allocated devices leave of each counter, by set; takers are their claims.
 	left   map[string]map[string]int64
 	takers map[string]map[string][]Use
@@ -57,14 +58,33 @@ func (c *Cluster) site(node *corev1.Node) (*site, error) {
 		return cmp.Or(strings.Compare(a.Spec.Driver, b.Spec.Driver), strings.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name),
 			strings.Compare(a.Name, b.Name))
 	})
+	known, reached := map[*resourceapi.ResourceSlice]*slice{}, make([]*resourceapi.ResourceSlice, 0, len(s.slices))
 	for _, sl := range s.slices {
-		s.add(sl)
+		known[sl.ResourceSlice] = sl
+		reached = append(reached, sl.ResourceSlice)
 	}
-	for _, p := range s.pools {
-		p.check()
-		if p.invalid == "" {
-			p.count(c.uses[p.poolID])
+	ids := map[resourcepool.ID]bool{}
+	for _, sl := range s.slices {
+		id := resourcepool.ID{Driver: sl.Spec.Driver, Pool: sl.Spec.Pool.Name}
+		if ids[id] {
+			continue
 		}
+		ids[id] = true
+		for _, other := range c.inPool[id] {
+			if known[other.ResourceSlice] == nil {
+				s.rest = append(s.rest, other.ResourceSlice)
+			}
+		}
+	}
+	for _, found := range resourcepool.Gather(reached, s.rest) {
+		p := &pool{Pool: found}
+		for _, sl := range found.Slices {
+			p.slices = append(p.slices, known[sl])
+		}
+		if found.IsUsable() {
+			p.count(c.uses[found.ID])
+		}
+		s.pools = append(s.pools, p)
 	}
 	s.sign(c)
 	return s, nil
@@ -92,63 +112,15 @@ func reachesDevice(node *corev1.Node, d *resourceapi.Device) (bool, error) {
 	return structured.NodeMatches(features, node, name, d.AllNodes != nil && *d.AllNodes, d.NodeSelector)
 }
 
-// add adds a slice to its pool, unless it is of an older generation.
-func (s *site) add(sl *slice) {
-	id := poolID{sl.Spec.Driver, sl.Spec.Pool.Name}
-	at := slices.IndexFunc(s.pools, func(p *pool) bool { return p.poolID == id })
-	if at < 0 {
-		at = len(s.pools)
-		s.pools = append(s.pools, &pool{poolID: id})
-	}
-	p := s.pools[at]
-	switch generation := sl.Spec.Pool.Generation; {
-	case generation < p.generation:
-		return
-	case generation > p.generation:
-		p.slices = nil
-	}
-	p.generation, p.want = sl.Spec.Pool.Generation, sl.Spec.Pool.ResourceSliceCount
-	p.slices = append(p.slices, sl)
-}
-
-// isIncomplete reports whether slices of the pool are missing.
-func (p *pool) isIncomplete() bool { return int64(len(p.slices)) < p.want }
-
-// check finds why nothing is allocated from a pool, as the allocator does.
-func (p *pool) check() {
-	sets, names := map[string]map[string]resourceapi.Counter{}, map[string]bool{}
-	for _, s := range p.slices {
-		for _, set := range s.Spec.SharedCounters {
-			sets[set.Name] = set.Counters
-		}
-	}
-	for _, s := range p.slices {
-		for i := range s.Spec.Devices {
-			d := &s.Spec.Devices[i]
-			if names[d.Name] {
-				p.invalid = "device " + d.Name + " is published twice"
-			}
-			names[d.Name] = true
-			for _, c := range d.ConsumesCounters {
-				if sets[c.CounterSet] == nil && !p.isIncomplete() {
-					p.invalid = fmt.Sprintf("device %s consumes counters of %s, which is not published", d.Name, c.CounterSet)
-				}
-			}
-		}
-	}
-}
-
 // count subtracts what allocated devices consume of the counters.
 func (p *pool) count(uses map[string]*use) {
 	p.left, p.takers = map[string]map[string]int64{}, map[string]map[string][]Use{}
-	for _, s := range p.slices {
-		for _, set := range s.Spec.SharedCounters {
-			left := map[string]int64{}
-			for name, c := range set.Counters {
-				left[name] = c.Value.Value()
-			}
-			p.left[set.Name], p.takers[set.Name] = left, map[string][]Use{}
+	for _, set := range p.CounterSets() {
+		left := map[string]int64{}
+		for name, c := range set.Counters {
+			left[name] = c.Value.Value()
 		}
+		p.left[set.Name], p.takers[set.Name] = left, map[string][]Use{}
 	}
 	for _, s := range p.slices {
 		for i := range s.Spec.Devices {
@@ -172,14 +144,14 @@ func (p *pool) count(uses map[string]*use) {
 func (s *site) sign(c *Cluster) {
 	var b strings.Builder
 	for _, p := range s.pools {
-		fmt.Fprintf(&b, "|%s %d/%d", p.driver, len(p.slices), p.want)
+		fmt.Fprintf(&b, "|%s %d/%d %s", p.Driver, p.Have(), p.Want, p.Invalid)
 		for _, sl := range p.slices {
 			fmt.Fprintf(&b, ",%d", sl.content.id)
 			if per := sl.Spec.PerDeviceNodeSelection; per != nil && *per {
 				b.WriteString("@" + s.node.Name)
 			}
 		}
-		uses := c.uses[p.poolID]
+		uses := c.uses[p.ID]
 		devices := make([]string, 0, len(uses))
 		for name := range uses {
 			devices = append(devices, name)
@@ -204,8 +176,8 @@ func (c *Cluster) state(s *site) structured.AllocatedState {
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}
 	for _, p := range s.pools {
-		for name, u := range c.uses[p.poolID] {
-			id := structured.MakeDeviceID(p.driver, p.pool, name)
+		for name, u := range c.uses[p.ID] {
+			id := structured.MakeDeviceID(p.Driver, p.Pool.Pool, name)
 			if u.exclusive {
 				state.AllocatedDevices.Insert(id)
 			}

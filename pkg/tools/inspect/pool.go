@@ -12,6 +12,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Pool contains the API objects about a node's GPUs.
@@ -48,7 +50,7 @@ func (e *NoSlicesError) Error() string {
 // OfPool is the view of a node from its ResourceSlices and allocated claims. The error is an IncompleteError or a
 // NoSlicesError.
 func OfPool(p Pool) (*View, error) {
-	current, err := p.current()
+	found, err := p.pools()
 	if err != nil {
 		return nil, err
 	}
@@ -56,12 +58,19 @@ func OfPool(p Pool) (*View, error) {
 		pool: p, view: &View{Source: Cluster, Node: p.Node, Driver: p.Driver, GPUs: []GPU{}},
 		full: stock{}, pools: map[string]bool{}, byName: map[string]int{}, units: map[string]int{},
 	}
-	for _, s := range current {
-		d.pools[s.Spec.Pool.Name] = true
-		d.counters(s)
+	for _, pool := range found {
+		d.pools[pool.Pool] = true
+		if pool.Invalid != "" {
+			d.view.Problems = append(d.view.Problems, pool.Invalid+": the scheduler allocates nothing from the pool")
+		}
+		for _, s := range pool.Slices {
+			d.counters(s)
+		}
 	}
-	for _, s := range current {
-		d.devices(s)
+	for _, pool := range found {
+		for _, s := range pool.Slices {
+			d.devices(s)
+		}
 	}
 	d.left = maps.Clone(d.full)
 	for i := range p.Claims {
@@ -71,35 +80,25 @@ func OfPool(p Pool) (*View, error) {
 	return d.view, nil
 }
 
-// current returns the slices of the newest generation of each pool, in order of the scheduler's search.
-func (p *Pool) current() ([]*resourceapi.ResourceSlice, error) {
+// pools are those of the node; an error where one is incomplete, or there is none.
+func (p *Pool) pools() ([]*resourcepool.Pool, error) {
 	var own []*resourceapi.ResourceSlice
-	newest := map[string]int64{}
 	for i := range p.Slices {
 		s := &p.Slices[i]
 		if s.Spec.Driver == p.Driver && s.Spec.NodeName != nil && *s.Spec.NodeName == p.Node {
 			own = append(own, s)
-			newest[s.Spec.Pool.Name] = max(newest[s.Spec.Pool.Name], s.Spec.Pool.Generation)
 		}
 	}
 	if len(own) == 0 {
 		return nil, &NoSlicesError{Node: p.Node, Driver: p.Driver}
 	}
-	own = slices.DeleteFunc(own, func(s *resourceapi.ResourceSlice) bool { return s.Spec.Pool.Generation != newest[s.Spec.Pool.Name] })
-	slices.SortFunc(own, func(a, b *resourceapi.ResourceSlice) int {
-		return cmp.Or(strings.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name), strings.Compare(a.Name, b.Name))
-	})
-	have := map[string]int64{}
-	for _, s := range own {
-		have[s.Spec.Pool.Name]++
-	}
-	for _, s := range own {
-		pool := s.Spec.Pool
-		if have[pool.Name] != pool.ResourceSliceCount {
-			return nil, &IncompleteError{Pool: pool.Name, Generation: pool.Generation, Have: have[pool.Name], Want: pool.ResourceSliceCount}
+	found := resourcepool.Gather(own, nil)
+	for _, pool := range found {
+		if pool.IsIncomplete() {
+			return nil, &IncompleteError{Pool: pool.Pool, Generation: pool.Generation, Have: pool.Have(), Want: pool.Want}
 		}
 	}
-	return own, nil
+	return found, nil
 }
 
 // decoder builds a view from slices.
@@ -144,9 +143,7 @@ func (d *decoder) devices(s *resourceapi.ResourceSlice) {
 		dev := published{Device: &s.Spec.Devices[i], driver: d.pool.Driver, pool: s.Spec.Pool.Name}
 		name := deviceKey(dev.pool, dev.Name)
 		if _, twice := d.byName[name]; twice {
-			d.view.Problems = append(d.view.Problems,
-				fmt.Sprintf("device %s is published twice: the scheduler allocates nothing from the pool", dev.Name))
-			continue
+			continue // the pool is invalid
 		}
 		key := deviceKey(dev.pool, dev.parent())
 		at := slices.IndexFunc(d.gpus, func(g *decoded) bool { return g.key == key })

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // builder makes the model of a node.
@@ -29,12 +30,12 @@ type builder struct {
 }
 
 // add adds a pool.
-func (b *builder) add(p *pool) {
+func (b *builder) add(p *resourcepool.Pool) {
 	number := len(b.node.pools)
-	b.node.pools = append(b.node.pools, p.name)
+	b.node.pools = append(b.node.pools, p.Pool)
 	b.byName = map[string]int{}
 	at := map[string]map[string]int{} // counters by set and name
-	for _, set := range p.sets {
+	for _, set := range p.CounterSets() {
 		at[set.Name] = map[string]int{}
 		for _, name := range sorted(set.Counters) {
 			at[set.Name][name] = len(b.counters)
@@ -43,7 +44,7 @@ func (b *builder) add(p *pool) {
 			})
 		}
 	}
-	for d := range p.devices() {
+	for _, d := range p.Devices() {
 		b.device(number, d, at)
 	}
 }

@@ -3,7 +3,6 @@
 package pools
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // ErrIncomplete is returned for a node of which no pool is published in full.
@@ -36,106 +36,6 @@ type Node struct {
 
 type deviceKey struct{ pool, device string }
 
-// pool is a pool of the newest generation, all of it. Of slices with counters the allocator sees no devices: since Kubernetes
-// 1.35 a slice has one or the other (k8s.io/dynamic-resource-allocation/structured, buildPool).
-type pool struct {
-	name   string
-	slices []*resourceapi.ResourceSlice
-	sets   []resourceapi.CounterSet
-}
-
-// devices are those that the allocator sees, in its order once the slices are sorted.
-func (p *pool) devices() func(yield func(*resourceapi.Device) bool) {
-	return func(yield func(*resourceapi.Device) bool) {
-		for _, s := range p.slices {
-			if len(s.Spec.SharedCounters) > 0 {
-				continue
-			}
-			for i := range s.Spec.Devices {
-				if !yield(&s.Spec.Devices[i]) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// complete are the pools that the allocator uses, in the order in which it tries them
-// (k8s.io/dynamic-resource-allocation/structured, GatherPools).
-func complete(published []*resourceapi.ResourceSlice) ([]pool, error) {
-	byName := map[string]*pool{}
-	for _, s := range published {
-		p := byName[s.Spec.Pool.Name]
-		if p == nil {
-			p = &pool{name: s.Spec.Pool.Name}
-			byName[p.name] = p
-		}
-		switch {
-		case len(p.slices) > 0 && s.Spec.Pool.Generation < p.slices[0].Spec.Pool.Generation:
-		case len(p.slices) > 0 && s.Spec.Pool.Generation > p.slices[0].Spec.Pool.Generation:
-			p.slices = []*resourceapi.ResourceSlice{s}
-		default:
-			p.slices = append(p.slices, s)
-		}
-	}
-	var found []pool
-	for _, p := range byName {
-		if int64(len(p.slices)) == p.slices[0].Spec.Pool.ResourceSliceCount && p.valid() {
-			slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
-			found = append(found, *p)
-		}
-	}
-	if len(found) == 0 {
-		return nil, ErrIncomplete
-	}
-	slices.SortFunc(found, func(a, b pool) int { return cmp.Or(cmp.Compare(a.waits(), b.waits()), cmp.Compare(a.name, b.name)) })
-	return found, nil
-}
-
-// valid reports whether the allocator uses the pool: device names and counter sets are there once, and devices consume
-// counters that exist (k8s.io/dynamic-resource-allocation/structured, validateDeviceCounterConsumption).
-func (p *pool) valid() bool {
-	sets, devices := map[string]map[string]resourceapi.Counter{}, map[string]bool{}
-	for _, s := range p.slices {
-		for _, set := range s.Spec.SharedCounters {
-			if _, ok := sets[set.Name]; ok {
-				return false
-			}
-			sets[set.Name] = set.Counters
-			p.sets = append(p.sets, set)
-		}
-	}
-	slices.SortFunc(p.sets, func(a, b resourceapi.CounterSet) int { return cmp.Compare(a.Name, b.Name) })
-	for d := range p.devices() {
-		if devices[d.Name] {
-			return false
-		}
-		devices[d.Name] = true
-		for _, c := range d.ConsumesCounters {
-			set, ok := sets[c.CounterSet]
-			if !ok || len(c.CompatibilityGroups) > 0 {
-				return false
-			}
-			for name := range c.Counters {
-				if _, ok := set[name]; !ok {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
-// waits is 1 for a pool with binding conditions, which is tried last.
-func (p *pool) waits() int {
-	for d := range p.devices() {
-		if len(d.BindingConditions) > 0 {
-			return 1
-		}
-	}
-	return 0
-}
-
 // Node is what a driver publishes for a node, from all its slices for that node, in any order, and the DeviceTaintRules of
 // the cluster. It knows pools that are published in full; where there is none, it returns ErrIncomplete. Devices that not
 // only one node has give ErrUnpredictable. The slices must not change afterwards.
@@ -145,17 +45,17 @@ func (c *Cache) Node(published []*resourceapi.ResourceSlice, rules ...*resourcea
 			return nil, fmt.Errorf("read ResourceSlice %s: it is not of one node: %w", s.Name, ErrUnpredictable)
 		}
 	}
-	found, err := complete(published)
-	if err != nil {
-		return nil, err
+	found := slices.DeleteFunc(resourcepool.Gather(published, nil), func(p *resourcepool.Pool) bool { return !p.IsUsable() })
+	if len(found) == 0 {
+		return nil, ErrIncomplete
 	}
 	n := &Node{
 		Name: *published[0].Spec.NodeName, Driver: published[0].Spec.Driver,
 		index: map[deviceKey]int{}, known: map[string][]packing.Request{},
 	}
 	b := builder{node: n}
-	for i := range found {
-		b.add(&found[i])
+	for _, p := range found {
+		b.add(p)
 	}
 	n.Model = c.share(packing.NewModel(b.counters, b.blocks, b.gpus, b.devices))
 	n.tainted = packing.NewBits(len(n.objects))

@@ -171,13 +171,13 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// What the first release wrote is read: without owners, layout and version of events.
+// The first format, as it is on disk.
 func TestRecover_FirstFormat(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, _ *fakeHost, config Config) {
 		for path, data := range map[string]string{
 			recordOf(config.Dir, "gpu-0000-01-00-0"): `{"version":1,"boot":"boot-1","device":"gpu-0000-01-00-0","pci":"0000:01:00.0","uuid":"` + testUUID +
-				`","phase":"running","generation":3,"settings":{"sharedMemory":67108864},"claims":["a"],"previousComputeMode":0,"daemon":{"pid":7,"start":70}}`,
-			filepath.Join(config.Dir, reportsFile): `{"boot":"boot-1","pending":[{"id":"X","Device":"gpu-0000-01-00-0","Kind":"DaemonLost","Claims":["a"],"Message":"m","Time":"2026-01-02T03:04:05Z"}]}`,
+				`","phase":"running","generation":3,"settings":{"sharedMemory":67108864},"claims":["a"],"owners":{"a":"gpu.cleave.dev"},"previousComputeMode":0,"daemon":{"pid":7,"start":70}}`,
+			filepath.Join(config.Dir, reportsFile): `{"version":1,"boot":"boot-1","pending":[{"id":"X","Device":"gpu-0000-01-00-0","Kind":"DaemonLost","Claims":["a"],"Message":"m","Time":"2026-01-02T03:04:05Z"}]}`,
 		} {
 			must(t, os.WriteFile(path, []byte(data), 0o600))
 		}
@@ -185,7 +185,7 @@ func TestRecover_FirstFormat(t *testing.T) {
 		mode := 0
 		want := &record{
 			Version: 1, Boot: "boot-1", Device: "gpu-0000-01-00-0", PCI: "0000:01:00.0", UUID: testUUID, Phase: running, Generation: 3,
-			Settings: mps.Settings{SharedMemory: 64 << 20}, Claims: []types.UID{"a"}, PreviousMode: &mode, Daemon: &ProcessID{PID: 7, Start: 70},
+			Settings: mps.Settings{SharedMemory: 64 << 20}, Claims: []types.UID{"a"}, Owners: map[types.UID]string{"a": "gpu.cleave.dev"}, PreviousMode: &mode, Daemon: &ProcessID{PID: 7, Start: 70},
 		}
 		if diff := cmp.Diff(want, r); diff != "" || err != nil {
 			t.Errorf("%v, record (-want +got):\n%s", err, diff)
