@@ -35,10 +35,10 @@ func TestLacks(t *testing.T) {
 		{name: "containers of other pods", events: join(claims, answers, container(3, "c", ContainerStarted), partition, exclusive, released),
 			want: []string{"a container of a pod that has a claim"}},
 		{name: "no hardware", events: join(claims, answers, containers, released), want: []string{
-			"a partition that cleave created", "a partition that cleave destroyed", "a compute mode that cleave set",
+			"a partition that cleave-node created", "a partition that cleave-node destroyed", "a compute mode that cleave-node set",
 			"a program of a pod that has a claim, with an MPS server"}},
 		{name: "the mode of its own alone", events: join(claims, answers, containers, partition, mode(1.5, defaultMode), served(3, "b", nil), released),
-			want: []string{"a compute mode that cleave set"}},
+			want: []string{"a compute mode that cleave-node set"}},
 		{name: "programs of other pods alone", events: join(claims, answers, containers, partition, mode(1.5, "EXCLUSIVE_PROCESS"), served(3, "c", nil), released),
 			want: []string{"a program of a pod that has a claim, with an MPS server"}},
 		{name: "no programs of pods, which nobody can see", limits: Limits{PodsUnseen: true},

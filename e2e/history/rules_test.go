@@ -32,13 +32,13 @@ func TestCheck_Devices(t *testing.T) {
 		{name: "to the end", events: join(one, container(5, "a", ContainerEnded), unprepare(6, 7, "a"), destroyed(6.5, "cleave-node", 9, 0, 1))},
 		{name: "destroyed before", events: join(one, destroyed(4, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded), unprepare(6, 7, "a")),
 			want: []string{
-				"device: At 4s cleave destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
+				"device: At 4s cleave-node destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
 			}},
 		{name: "destroyed before the container starts", events: join(
 			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), destroyed(2.5, "cleave-node", 9, 0, 1),
 			container(3, "a", ContainerStarted)),
 			want: []string{
-				"device: At 2.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
+				"device: At 2.5s cleave-node destroyed partition gpu-0-mig-9-0, which claim a has. It was prepared at 2s, and nobody had released it.",
 			}},
 		{name: "destroyed to be prepared again", events: join(
 			allocated(1, "a", left), prepare(1, 2, "a", left), created(1.5, "cleave-node", 9, 0, 1), lost(prepare(3, 0, "a")),
@@ -46,12 +46,12 @@ func TestCheck_Devices(t *testing.T) {
 		{name: "destroyed to be prepared again, while its container runs", events: join(
 			one, prepare(4, 6, "a", left), destroyed(4.5, "cleave-node", 9, 0, 1), created(5, "cleave-node", 9, 0, 2), container(7, "a", ContainerEnded)),
 			want: []string{
-				"device: At 4.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 7s.",
+				"device: At 4.5s cleave-node destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 7s.",
 			}},
 		{name: "destroyed after the claim was deleted by force", events: join(
 			one, deleted(4, "a"), destroyed(4.5, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded)),
 			want: []string{
-				"device: At 4.5s cleave destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
+				"device: At 4.5s cleave-node destroyed partition gpu-0-mig-9-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
 			}},
 		{name: "destroyed after it, but the end was not seen", events: join(
 			one, deleted(4, "a"), destroyed(4.5, "cleave-node", 9, 0, 1), container(5, "a", ContainerEnded), at(5, Gap{SourceRuntime, 4_300_000_000}))},
@@ -72,13 +72,13 @@ func TestCheck_Devices(t *testing.T) {
 			sharing(1, "a", 50), prepare(1, 2, "a", shared), mode(1.5, "EXCLUSIVE_PROCESS"), container(3, "a", ContainerStarted),
 			mode(4, "DEFAULT"), container(5, "a", ContainerEnded)),
 			want: []string{
-				"device: At 4s cleave took the compute mode of MPS from gpu-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
+				"device: At 4s cleave-node took the compute mode of MPS from gpu-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
 			}},
 		{name: "MIG mode under a whole GPU", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(3, "a", ContainerStarted),
 			at(4, Hardware{Change: MIGMode, GPU: whole, Value: "true", By: "cleave-node"}), container(5, "a", ContainerEnded)),
 			want: []string{
-				"device: At 4s cleave changed the MIG mode of gpu-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
+				"device: At 4s cleave-node changed the MIG mode of gpu-0, which claim a has. Container main of pod pod-a ran with it from 3s to 5s.",
 			}},
 	})
 }
@@ -87,12 +87,12 @@ func TestCheck_Unmanaged(t *testing.T) {
 	runCases(t, []checkCase{
 		{name: "its own", events: join(created(1, "cleave-node", 9, 0, 1), destroyed(2, "cleave-node", 9, 0, 1))},
 		{name: "another's", events: join(created(1, "nvidia-smi", 9, 0, 1), destroyed(2, "cleave-node", 9, 0, 1)), want: []string{
-			"unmanaged: At 2s cleave destroyed partition gpu-0-mig-9-0 (serial 1). It was created at 1s by nvidia-smi, so it is not Cleave's to destroy.",
+			"unmanaged: At 2s cleave-node destroyed partition gpu-0-mig-9-0 (serial 1). It was created at 1s by nvidia-smi, so it is not Cleave's to destroy.",
 		}},
 		{name: "another's in the place of its own", events: join(
 			created(1, "cleave-node", 9, 0, 1), destroyed(2, "nvml-sim", 9, 0, 1), created(2, "nvml-sim", 9, 0, 2), destroyed(3, "cleave-node", 9, 0, 2)),
 			want: []string{
-				"unmanaged: At 3s cleave destroyed partition gpu-0-mig-9-0 (serial 2). It was created at 2s by nvml-sim, so it is not Cleave's to destroy.",
+				"unmanaged: At 3s cleave-node destroyed partition gpu-0-mig-9-0 (serial 2). It was created at 2s by nvml-sim, so it is not Cleave's to destroy.",
 			}},
 		{name: "one that was announced and never created", events: join(
 			created(1, "nvidia-smi", 9, 0, 1), created(2, "cleave-node", 9, 0, 1), destroyed(3, "cleave-node", 9, 0, 1))},
