@@ -147,14 +147,6 @@ func TestExplain_Devices(t *testing.T) {
 			b.allocate("node-2", "big", asks("gpu.cleave.dev", 8))
 			return AboutClaim(whole(1))
 		},
-		// As many slices as there are, and more than they say.
-		"too-many-slices": func(b *bed) *Question {
-			b.Nodes = b.Nodes[:1]
-			for i := range b.slices {
-				b.slices[i].Spec.Pool.ResourceSliceCount = 1
-			}
-			return AboutClaim(whole(1))
-		},
 		"invalid-pool": func(b *bed) *Question {
 			b.Nodes = b.Nodes[:1]
 			b.device("node-1", gpu0).Name = "gpu-0000-43-00-0"

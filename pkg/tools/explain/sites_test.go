@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import "testing"
+
+// A pool of more slices than they say is none for the scheduler.
+func TestExplain_TooManySlices(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	for i := range b.slices {
+		b.slices[i].Spec.Pool.ResourceSliceCount = 1
+	}
+	golden(t, "too-many-slices", text(t, b.explain(AboutClaim(whole(1)))))
+}
