@@ -15,18 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-)
 
-// features are what the scheduler of Kubernetes 1.37 turns on by default.
-var features = structured.Features{
-	AdminAccess:             true,
-	ConsumableCapacity:      true,
-	DeviceBindingAndStatus:  true,
-	DeviceTaints:            true,
-	FractionalCapacityRange: true,
-	PartitionableDevices:    true,
-	PrioritizedList:         true,
-}
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+)
 
 // ErrNoFit is wrapped by Allocate for claims that the node has no room for.
 var ErrNoFit = errors.New("it does not fit")
@@ -50,7 +41,7 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 		object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
 		slices: published,
 		class:  deviceClasses,
-		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: features.ConsumableCapacity}),
+		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: true}),
 		of:     map[string]sets.Set[structured.DeviceID]{},
 	}
 	return n.EmptyClone(), nil
@@ -139,7 +130,7 @@ func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver s
 
 func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice,
 	claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	allocator, err := structured.NewAllocator(ctx, features, n.state, n.class, published, n.cel)
+	allocator, err := structured.NewAllocator(ctx, resourcepool.Features(), n.state, n.class, published, n.cel)
 	if err != nil {
 		return nil, fmt.Errorf("create the allocator: %w", err)
 	}

@@ -123,10 +123,8 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 // taintsOf are the taints of a device with those of DeviceTaintRules.
 func (c *Cluster) taintsOf(s *resourceapi.ResourceSlice, d *resourceapi.Device) []resourceapi.DeviceTaint {
 	taints := d.Taints
-	matches := func(want *string, have string) bool { return want == nil || *want == have }
 	for _, r := range c.Rules {
-		by := r.Spec.DeviceSelector
-		if by != nil && matches(by.Driver, s.Spec.Driver) && matches(by.Pool, s.Spec.Pool.Name) && matches(by.Device, d.Name) {
+		if resourcepool.Taints(r, resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}, d.Name) {
 			taints = append(slices.Clip(taints), r.Spec.Taint)
 		}
 	}

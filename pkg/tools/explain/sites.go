@@ -16,11 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// features are what the scheduler of Kubernetes 1.37 enables by default.
-var features = structured.Features{
-	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true,
-	PartitionableDevices: true, PrioritizedList: true,
-}
+var features = resourcepool.Features()
 
 // site is a node as the allocator sees it.
 type site struct {

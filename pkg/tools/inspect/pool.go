@@ -187,11 +187,9 @@ func (d *decoder) add(g *decoded, dev published) {
 // ruled returns the taints of DeviceTaintRules on a device.
 func (d *decoder) ruled(dev published) []Taint {
 	var taints []Taint
-	matches := func(want *string, have string) bool { return want == nil || *want == have }
 	for i := range d.pool.Rules {
 		r := &d.pool.Rules[i]
-		s := r.Spec.DeviceSelector
-		if s == nil || !matches(s.Driver, dev.driver) || !matches(s.Pool, dev.pool) || !matches(s.Device, dev.Name) {
+		if !resourcepool.Taints(r, resourcepool.ID{Driver: dev.driver, Pool: dev.pool}, dev.Name) {
 			continue
 		}
 		t := taintOf(r.Spec.Taint.Key, r.Spec.Taint.Value, string(r.Spec.Taint.Effect))

@@ -74,7 +74,7 @@ func (n *Node) taint(i int, rules []*resourceapi.DeviceTaintRule) {
 		}
 	}
 	for _, r := range rules {
-		if blocks(r.Spec.Taint.Effect) && n.selects(r.Spec.DeviceSelector, i) {
+		if blocks(r.Spec.Taint.Effect) && resourcepool.Taints(r, resourcepool.ID{Driver: n.Driver, Pool: n.Pool(i)}, n.objects[i].Name) {
 			found = append(found, r.Spec.Taint)
 		}
 	}
@@ -82,12 +82,6 @@ func (n *Node) taint(i int, rules []*resourceapi.DeviceTaintRule) {
 	if len(found) > 0 {
 		n.tainted.Set(i)
 	}
-}
-
-// selects reports whether a rule is about a device. One without a selector is about none.
-func (n *Node) selects(s *resourceapi.DeviceTaintSelector, i int) bool {
-	return s != nil && (s.Driver == nil || *s.Driver == n.Driver) && (s.Pool == nil || *s.Pool == n.Pool(i)) &&
-		(s.Device == nil || *s.Device == n.objects[i].Name)
 }
 
 func blocks(effect resourceapi.DeviceTaintEffect) bool {

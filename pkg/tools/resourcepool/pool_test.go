@@ -21,11 +21,6 @@ import (
 
 const driver = "gpu.example.com"
 
-var features = structured.Features{
-	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true,
-	PartitionableDevices: true, PrioritizedList: true,
-}
-
 // slice is one of a pool; devices consume the counter "units" of the set after their colon: "a", "b:set".
 func slice(name, pool string, generation, count int64, devices ...string) *resourceapi.ResourceSlice {
 	node := "node-1"
@@ -172,7 +167,7 @@ func TestGather_Allocator(t *testing.T) {
 				break
 			}
 		}
-		allocator, err := structured.NewAllocator(t.Context(), features, structured.AllocatedState{
+		allocator, err := structured.NewAllocator(t.Context(), Features(), structured.AllocatedState{
 			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 		}, lister{class}, slices.Concat(reached, rest), cel.NewCache(1, cel.Features{}))
