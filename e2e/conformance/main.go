@@ -99,7 +99,8 @@ Exit codes: 0 no case failed, 1 some did, 2 the suite could not run or clean up.
 	f.StringVar(&o.damage, "damage-command", "", "shell `command` that makes device $DRA_DEVICE of pool $DRA_POOL unhealthy")
 	f.StringVar(&o.repair, "repair-command", "", "shell `command` that undoes it")
 	f.DurationVar(&o.Timeout, "timeout", time.Minute, "`time` that a case may take")
-	f.DurationVar(&o.SettleTimeout, "settle-timeout", 10*time.Second, "`time` that a driver may take for what it does unasked, such as publishing")
+	f.DurationVar(&o.SettleTimeout, "settle-timeout", 10*time.Second,
+		"`time` that a driver may take for what it does unasked, such as publishing")
 	f.StringVar(&o.only, "run", "", "run the cases that match a regular `expression`")
 	f.StringVar(&o.skip, "skip", "", "leave out the cases that match a regular `expression`")
 	f.BoolVar(&o.list, "list", false, "list the cases with what Kubernetes says, and run none")

@@ -81,8 +81,11 @@ const PreviousTag = "previous"
 func ImportPrevious(ctx context.Context, c *cluster.Cluster, source string) error {
 	root := filepath.Join(source, "bin", "image")
 	programs, err := filepath.Glob(filepath.Join(root, "usr", "bin", "cleave*"))
-	if err != nil || len(programs) != 1 {
-		return fmt.Errorf("find the program of the image in %s: there are %v, error %v", root, programs, err)
+	if err != nil {
+		return fmt.Errorf("find the program of the image in %s: %w", root, err)
+	}
+	if len(programs) != 1 {
+		return fmt.Errorf("find the program of the image in %s: there are %v", root, programs)
 	}
 	return importRoot(ctx, c, root, cluster.Image{
 		Ref: repository + ":" + PreviousTag, Entrypoint: []string{"/usr/bin/" + filepath.Base(programs[0])}, Cmd: []string{"kubelet-plugin"},

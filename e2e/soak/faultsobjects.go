@@ -36,18 +36,15 @@ func (f objectFaults) recreateNode(ctx context.Context, _ Fault) (time.Time, err
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read the node: %w", err)
 	}
-	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: old.Labels, Annotations: old.Annotations}, Spec: old.Spec}
+	// With its status, as a kubelet registers: of a node without one the kubelet refuses pods that were bound to it (OutOfpods).
+	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: old.Labels, Annotations: old.Annotations}, Spec: old.Spec,
+		Status: old.Status}
 	if err := nodes.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return time.Time{}, fmt.Errorf("delete the node: %w", err)
 	}
 	from := time.Now()
 	if fresh, err = nodes.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
 		return from, fmt.Errorf("create the node again: %w", err)
-	}
-	// Pods go nowhere without what the node has room for, which the kubelet reports every ten seconds at most.
-	fresh.Status = old.Status
-	if _, err := nodes.UpdateStatus(ctx, fresh, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
-		return from, fmt.Errorf("report the state of the node created again: %w", err)
 	}
 	return from, workload.Until(ctx, "the ResourceSlices to be those of the new node", func(ctx context.Context) (bool, string, error) {
 		pool, err := f.bed.pool(ctx)

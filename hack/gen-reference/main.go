@@ -66,8 +66,8 @@ func generate(root string) ([]byte, error) {
 		return nil, err
 	}
 	commandLines(&b, "Commands of cleave", "For people. Exit codes: 0 ok, 1 failed, 2 usage.", cleave.New("cleave"))
-	commandLines(&b, "Commands of cleave-node", "On nodes. Exit codes as above. Flags of subcommands that run as services can also be set by the "+
-		"environment\nvariable of their name: `--node-name` by `NODE_NAME`.", cleavenode.New())
+	commandLines(&b, "Commands of cleave-node", "On nodes. Exit codes as above. Flags of subcommands that run as services can also be set "+
+		"by the environment\nvariable of their name: `--node-name` by `NODE_NAME`.", cleavenode.New())
 	return b.Bytes(), nil
 }
 

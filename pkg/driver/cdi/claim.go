@@ -81,8 +81,8 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 	return s.dir.write(spec, claimFile(s.opts.Driver, uid))
 }
 
-// sessionVariable is the variable of a device that no container is given: its value is the session of the driver (pkg/driver/driversession) in
-// which a partition was created.
+// sessionVariable is the variable of a device that no container is given: its value is the session of the driver
+// (pkg/driver/driversession) in which a partition was created.
 const sessionVariable = "CLEAVE_DRIVER_SESSION"
 
 // sessionNotes are devices that no container is given. They say of a claim's own partitions when they were created, for the claim whose

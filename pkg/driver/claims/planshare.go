@@ -182,8 +182,9 @@ func checkServers(devices []device) error {
 			continue
 		}
 		if other, ok := alone[d.config.position]; ok {
-			return fmt.Errorf("request %q: %s requests one MPS server for two devices, %s of request %q and %s, but one MPS server cannot serve two devices: "+
-				"give each request an opaque configuration and a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
+			return fmt.Errorf("request %q: %s requests one MPS server for two devices, %s of request %q and %s, but one server "+
+				"cannot serve both: give each request an opaque configuration and a container of its own",
+				d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
 		}
 		alone[d.config.position] = d
 	}

@@ -106,7 +106,8 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 	return nil
 }
 
-// renew notes the present session in a record, for partitions that are proven to be the same as before the driver was released. The caller holds the locks of its GPUs.
+// renew notes the present session in a record, for partitions that are proven to be the same as before the driver was released. The
+// caller holds the locks of its GPUs.
 func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*records.Record, error) {
 	if l.sessions.DriverSessions == nil {
 		return r, nil

@@ -60,8 +60,8 @@ func Hold(driver string, o Observed) string {
 	case !Decide(o).Hold:
 		return ""
 	case o.Published:
-		return fmt.Sprintf("driver %s (the name Cleave previously used on this node) still publishes them: the kubelet removes its ResourceSlices "+
-			"half a minute after its plugin is gone", driver)
+		return fmt.Sprintf("driver %s (the name Cleave previously used on this node) still publishes them: the kubelet removes its "+
+			"ResourceSlices half a minute after its plugin is gone", driver)
 	default:
 		return fmt.Sprintf("it is not known yet which claims of driver %s (the name Cleave previously used on this node) have GPUs", driver)
 	}

@@ -88,7 +88,9 @@ func (p *Pool) complete(rest []*resourceapi.ResourceSlice) bool {
 // and so their pool is incomplete for it: the feature gate DRADeviceCompatibilityGroups is off by default.
 func usesGroups(s *resourceapi.ResourceSlice) bool {
 	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
-		return slices.ContainsFunc(d.ConsumesCounters, func(c resourceapi.DeviceCounterConsumption) bool { return len(c.CompatibilityGroups) > 0 })
+		return slices.ContainsFunc(d.ConsumesCounters, func(c resourceapi.DeviceCounterConsumption) bool {
+			return len(c.CompatibilityGroups) > 0
+		})
 	})
 }
 
