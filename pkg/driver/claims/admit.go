@@ -25,7 +25,7 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	if err := a.checkFree(); err != nil {
 		return nil, err
 	}
-	if err := admitShares(a.devices, a.view); err != nil {
+	if err := admitShares(a.devices, a.view, a.counted); err != nil {
 		return nil, err
 	}
 	if err := a.verify(ctx); err != nil {

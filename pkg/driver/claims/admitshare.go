@@ -13,7 +13,11 @@ import (
 // admitShares fails if a claim's shares do not fit in with those of other claims: the scheduler counts, but a limit that is
 // given twice is none, so it is counted again here, where it holds also when the policy has changed. It is pure but for the
 // shares of devices, in which it fills in what the node's policy decides.
-func admitShares(devices []device, v view) error {
+//
+// A claim that was known to be allocated before it is prepared was counted by the scheduler, by the policy of that time, together with
+// all claims that are allocated still. It did not count those that are not and have a record: their pods were deleted by force, and
+// their containers still run. So that is counted, too, unless it is known that there are none (terms.counted).
+func admitShares(devices []device, v view, counted bool) error {
 	for i := range devices {
 		if devices[i].share != nil {
 			completeShare(&devices[i], devices, v)
@@ -28,11 +32,15 @@ func admitShares(devices []device, v view) error {
 		if err := checkInterval(d, devices, others); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
-		if v.had(d) {
-			continue // the scheduler counted it by the policy of that time
+		known := shareBefore(v.known, d) != nil
+		if shareBefore(v.have, d) != nil || known && counted {
+			continue
 		}
-		if err := checkAmounts(d, devices, others); err != nil {
-			return fmt.Errorf("request %q: %w", d.request, err)
+		if over := checkAmounts(d, devices, others); over != nil {
+			if known {
+				over.waitsForAny()
+			}
+			return fmt.Errorf("request %q: %w", d.request, over)
 		}
 	}
 	return nil
@@ -66,12 +74,6 @@ func completeShare(d *device, devices []device, v view) {
 	if by, interval := v.others[d.gpu].paced(); len(by) == 0 || interval == byPolicy {
 		d.share.Interval = byPolicy
 	}
-}
-
-// had reports whether a claim had its share of a device before it is prepared now: by its record, or, where that has not outlived
-// a reboot, by what the API server said.
-func (v *view) had(d *device) bool {
-	return shareBefore(v.have, d) != nil || shareBefore(v.known, d) != nil
 }
 
 // shareBefore is the share that a claim's record has by the same allocation, or nil.
@@ -114,8 +116,8 @@ func checkInterval(d *device, devices []device, others gpuRecords) error {
 	return nil
 }
 
-// checkAmounts fails if the claim's shares of a device are more than those of other claims leave.
-func checkAmounts(d *device, devices []device, on gpuRecords) error {
+// checkAmounts says by whom a claim is blocked whose shares of a device are more than those of other claims leave; nil for nobody.
+func checkAmounts(d *device, devices []device, on gpuRecords) *blockedError {
 	sharing, others := d.offer.Sharing(d.shape), on.shared(d.name)
 	var used amounts
 	for _, o := range others {

@@ -38,6 +38,16 @@ type blockedError struct {
 	// each of them counts one, and all must go.
 	over int64
 	err  error
+	// counted: the claims that stay do not keep the device, as the scheduler counted them.
+	counted bool
+}
+
+// waitsForAny has the claim blocked by those that are leaving alone, each of them.
+func (b *blockedError) waitsForAny() {
+	b.counted, b.over = true, 1
+	for i := range b.by {
+		b.by[i].frees = 1
+	}
 }
 
 // blocker is a claim that has something another one needs.

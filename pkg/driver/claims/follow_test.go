@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -264,6 +266,44 @@ func TestPrepare_ShareOfAnEarlierPolicy(t *testing.T) {
 		if err := again.tryPrepare(uid, sliceOf(1, 40)); err != nil {
 			t.Errorf("%s after a reboot: %v", uid, err)
 		}
+	}
+}
+
+// Of a claim that was allocated by an earlier policy the scheduler counted the shares, with those that were allocated then; not those of
+// a pod that was deleted by force, whose containers still run.
+func TestPrepare_ShareOfAnEarlierPolicyWaits(t *testing.T) {
+	sized := func(uid types.UID, memory string) *resourceapi.ResourceClaim {
+		return claimOf(uid, shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory="+memory))
+	}
+	share := func(uid types.UID) *resourceapi.ResourceClaim { return sized(uid, "25Gi") }
+	next := sized("next", "40Gi")
+	for name, tt := range map[string]struct {
+		left []*resourceapi.ResourceClaim
+		down error
+		took time.Duration
+		err  string
+	}{
+		"none is leaving":        {claimList(share("a"), share("b"), share("c")), nil, 0, ""},
+		"one is leaving":         {claimList(share("b"), share("c")), nil, time.Second, ""},
+		"one of two stays":       {claimList(share("c")), nil, releaseTimeout, "would take memory"},
+		"the API server is away": {nil, errDown, 0, "would take memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.api = &fakeAPI{claims: append(claimList(next), tt.left...), err: tt.down}
+				for _, uid := range []types.UID{"a", "b", "c"} {
+					mustPrepare(t, b.Preparer, share(uid))
+				}
+				b.Ledger.allocated.followed = true
+				b.Ledger.allocated.enter(allocation(next, b.hardware.node.Node, b.id))
+				defer after(time.Second, func() { mustUnprepare(t, b.Preparer, share("a")) })()
+				took, err := prepareIn(t, b.Preparer, next)
+				if took != tt.took || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v after %s, want error %q after %s", err, took, tt.err, tt.took)
+				}
+			})
+		})
 	}
 }
 

@@ -112,7 +112,7 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if p.api != nil {
 		p.awaitStart(ctx)
 	}
-	devices, err := p.attempt(ctx, claim)
+	devices, err := p.attempt(ctx, claim, terms{counted: p.api == nil})
 	if p.api != nil && errors.As(err, new(*blockedError)) {
 		return p.prepareAfter(ctx, claim, err)
 	}
@@ -120,10 +120,19 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 }
 
 // attempt tries once to prepare the claim, without waiting.
-func (p *Preparer) attempt(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+func (p *Preparer) attempt(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	return p.prepare(ctx, claim, false)
+	return p.prepare(ctx, claim, on)
+}
+
+// terms are on which a claim is prepared.
+type terms struct {
+	// adopt lets the claim take over a partition that lies exactly where its own is to be and that no record names, for a claim
+	// whose record was lost.
+	adopt bool
+	// counted says that the scheduler counted the claim's shares together with all that are on record, by whatever policy.
+	counted bool
 }
 
 // preparation is one attempt to prepare a claim: plan, admit, record, change, inject.
@@ -132,9 +141,7 @@ type preparation struct {
 	*backend
 	claim   *resourceapi.ResourceClaim
 	devices []device
-	// adopt lets the claim take over a partition that lies exactly where its own is to be and that no record names, for a claim
-	// whose record was lost.
-	adopt bool
+	terms
 	// view is what is allocated of the claim's GPUs, as of when they were locked.
 	view view
 	// creates: there is something to undo should the preparation fail; intent: the hardware changes, which is on record before.
@@ -157,8 +164,8 @@ func usable(b *backend, devices []device) error {
 	return nil
 }
 
-// prepare is Prepare without waiting; see preparation for adopt.
-func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, adopt bool) ([]records.Device, error) {
+// prepare is Prepare without waiting.
+func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
 	b := p.backend.Load()
 	if b.hardware == nil {
 		return nil, &refusal{fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason), ErrNoDriver}
@@ -180,7 +187,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return nil, err
 	}
 	defer held.Release()
-	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, adopt: adopt, view: p.Ledger.look(claim.UID, gpus)}
+	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, terms: on, view: p.Ledger.look(claim.UID, gpus)}
 	if have, err := a.admit(ctx); have != nil || err != nil {
 		return have, err
 	}

@@ -118,7 +118,7 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
 		return p.specs.RemoveClaim(uid)
 	}
-	_, err = p.prepare(ctx, claim, true)
+	_, err = p.prepare(ctx, claim, terms{adopt: true, counted: true})
 	return err
 }
 

@@ -87,7 +87,7 @@ func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
 	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	if _, err := p.prepare(ctx, claim, true); err != nil {
+	if _, err := p.prepare(ctx, claim, terms{adopt: true, counted: true}); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left counts as unmanaged", "claim", of)
 	}
 	return nil

@@ -62,7 +62,10 @@ func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.Resource
 			return nil, refusal
 		}
 		if w.ask(waiting, blocked); !blocked.passes(w.leaving) {
-			return nil, refusal
+			if !blocked.counted || blocked.canPass(w.stays) { // it is not known of all of them
+				return nil, refusal
+			}
+			return p.attempt(ctx, claim, terms{counted: true})
 		}
 		names := blocked.names(w.leaving)
 		if names != said {
@@ -77,7 +80,7 @@ func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.Resource
 			return nil, err
 		}
 		var devices []records.Device
-		if devices, refusal = p.attempt(ctx, claim); refusal == nil {
+		if devices, refusal = p.attempt(ctx, claim, terms{}); refusal == nil {
 			return devices, nil
 		}
 	}
