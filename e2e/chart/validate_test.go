@@ -34,7 +34,7 @@ func verdicts(t *testing.T, ctx context.Context, kind, namespace string, body []
 
 // validateAsServer compares the two for the objects that the tests of pkg/tools/validation have.
 func validateAsServer(t *testing.T, ctx context.Context) {
-	data := readFile(t, filepath.Join(source, "pkg", "validation", "testdata", "objects.yaml"))
+	data := readFile(t, filepath.Join(source, "pkg", "tools", "validation", "testdata", "objects.yaml"))
 	for _, document := range strings.Split(string(data), "---\n")[1:] {
 		var meta metav1.PartialObjectMetadata
 		must(t, yaml.Unmarshal([]byte(document), &meta))
