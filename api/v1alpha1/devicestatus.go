@@ -5,7 +5,8 @@ package v1alpha1
 import "k8s.io/apimachinery/pkg/api/resource"
 
 // DeviceStatus is the data of a device in the status of its claim (status.devices[].data of a ResourceClaim). Names are those of
-// the attributes of ResourceSlices where there is one. Absent is what the device does not have, or what is not known while the driver is away.
+// the attributes of ResourceSlices where there is one. Absent is what the device does not have, or what is not known while the
+// driver is away.
 type DeviceStatus struct {
 	// Type is that of ResourceSlices: gpu, mig, timeslice, mps, mig-timeslice or mig-mps.
 	Type string `json:"type"`

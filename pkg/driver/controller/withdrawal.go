@@ -89,8 +89,8 @@ func (w withdrawal) look(o *Observed) (again, list time.Time) {
 // withdrawals are the part of a plan that is about devices that go.
 type withdrawals struct{ *Plan }
 
-// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. It has
-// fewer capabilities at a start than it had, or they have become fewer meanwhile: an MPS supervisor starts alongside, a feature gate was switched off.
+// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. The
+// node may have fewer capabilities than it had then: an MPS supervisor starts alongside, a feature gate was switched off.
 func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
 		return
