@@ -168,6 +168,7 @@ func (s *sharing) ensure(ctx context.Context, uid types.UID, percentage int, mem
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return s.supervisor.client.Ensure(ctx, mps.Request{
+		Owner: "lane.cleave.dev",
 		Claim: uid, Device: s.board.pci.DeviceName(), UUID: s.board.uuid, PCI: s.board.pci,
 		Settings: mps.Settings{SharedMemory: sharedMemory, ActiveThreadPercentage: percentage, PinnedMemory: memory},
 	})
