@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -149,6 +150,9 @@ var causes = map[string]pending{
 			_, err := env.kube.ResourceV1().DeviceTaintRules().Create(ctx, &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: s.name},
 				Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: &pool},
 					Taint: resourceapi.DeviceTaint{Key: "example.com/rma", Value: "7", Effect: resourceapi.DeviceTaintEffectNoSchedule}}}, metav1.CreateOptions{})
+			if apierrors.IsNotFound(err) { // before Kubernetes 1.37
+				s.Skip("the API server has no DeviceTaintRules of resource.k8s.io/v1")
+			}
 			s.must(err)
 			s.Cleanup(func() {
 				_ = env.kube.ResourceV1().DeviceTaintRules().Delete(context.WithoutCancel(ctx), s.name, metav1.DeleteOptions{})
