@@ -14,21 +14,21 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// Reasons of Events about others that offer the node's GPUs.
+// Reasons of Events about conflicts with other drivers that offer the node's GPUs.
 const (
 	reasonConflict         = "GPUConflict"
 	reasonConflictResolved = "GPUConflictResolved"
 )
 
-// maxNamed is how many devices an Event about a conflict names: a partitioned GPU is many.
+// maxNamed limits the devices that an Event about a conflict names: a partitioned GPU has many.
 const maxNamed = 8
 
-// considerConflicts decides whether others offer the node's GPUs, or may still allocate them: then nothing new is published.
-// A conflict is reported when it is new, and periodically.
+// considerConflicts checks whether other drivers offer the node's GPUs, or may still allocate them: if so, nothing new is
+// published. A conflict is reported when it is new, and periodically.
 func (p *Plan) considerConflicts(o *Observed) {
 	others := slices.DeleteFunc(slices.Clone(o.Cluster.Others), o.isName)
 	conflict := conflictOf(p.Offer, o.Cluster.Node.PluginResources, others)
-	// A plugin that takes over from another of Cleave's is ready: the other one ends once it is.
+	// A plugin that replaces another Cleave plugin reports ready: the old one exits only then.
 	p.Status.Conflict = conflict
 	if hold := o.hold(); conflict == nil && hold != "" {
 		conflict = errors.New(hold)
@@ -53,11 +53,11 @@ func (p *Plan) considerConflicts(o *Observed) {
 	}
 }
 
-// conflictOf finds others that offer GPUs that the policy does not leave to them: two drivers that advertise the same GPUs can
-// allocate one GPU twice. The error says who it is and what to do; nil if there is none.
+// conflictOf finds other drivers that offer GPUs which the policy does not leave to them: two drivers advertising the same GPUs can
+// allocate one GPU twice. The error names the driver and the remedy; nil without a conflict.
 //
-// Extended resources that a DeviceClass serves are not in a node's capacity: what is there comes from a device plugin. It
-// does not say which GPUs it has, so there is no conflict only where the policy leaves all of them to it.
+// Extended resources that a DeviceClass serves are not in a node's capacity: those listed there come from a device plugin. It does
+// not report which GPUs it has, so only a policy that leaves it all of them avoids a conflict.
 func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []cluster.Device) error {
 	ours := map[gpu.PCIAddress]bool{}
 	for i := range node.GPUs {
@@ -73,9 +73,9 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 		for _, r := range resources {
 			named = append(named, r.Name+": "+r.Quantity)
 		}
-		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): take it off the node, for instance by the node "+
-			"selector of its DaemonSet, "+
-			"or leave all GPUs of the node to it by a policy with exclude: true. The kubelet forgets a device plugin's resources five minutes "+
+		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): remove it from the node, for example with the "+
+			"node selector of its DaemonSet, "+
+			"or leave all GPUs of the node to it with a policy of exclude: true. The kubelet forgets a device plugin's resources five minutes "+
 			"after it is gone", strings.Join(named, ", "))
 	}
 	var named []string
@@ -90,12 +90,12 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 	if more := len(named) - maxNamed; more > 0 {
 		named = append(named[:maxNamed], fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Take it off the node, or leave those GPUs to it by a policy "+
-		"with exclude: true", strings.Join(named, ", "))
+	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Remove it from the node, or leave those GPUs to it with a policy "+
+		"of exclude: true", strings.Join(named, ", "))
 }
 
-// publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, or may be,
-// tainted, as the scheduler forgets what devices consume that are gone.
+// publishedInConflict returns the inventory published during a conflict: only GPUs with allocations, or possible ones, and tainted,
+// because the scheduler forgets the consumption of devices that are no longer published.
 func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) bool) (*policy.Node, []nodeslices.Taint) {
 	inventory := *node.Node
 	inventory.GPUs = nil

@@ -22,8 +22,8 @@ func (p *Plan) compareInventory(o *Observed) {
 	reportUnreadable(p, now)
 }
 
-// sameGPUs reports whether two inventories have the same GPUs. An inventory is read anew, and is another value, as long as a GPU
-// cannot be read.
+// sameGPUs reports whether two inventories have the same GPUs. While a GPU cannot be read, the inventory is reread and is a new
+// value each time.
 func sameGPUs(a, b *gpu.Node) bool {
 	return a == b || slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.GPU) bool {
 		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
@@ -42,7 +42,7 @@ func reportAdded(p *Plan, before, now *gpu.Node) {
 		case was.UUID != g.UUID:
 			p.report(Report{
 				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
-				Reason: "GPUReplaced", Message: Describe(g) + " was found in the place of " + was.UUID,
+				Reason: "GPUReplaced", Message: Describe(g) + " replaced " + was.UUID,
 			})
 		case g.MIG.NeedsReset && !was.MIG.NeedsReset:
 			p.report(Report{
@@ -72,7 +72,7 @@ func reportRemoved(p *Plan, before, now *gpu.Node) {
 	}
 }
 
-// reportUnreadable reports GPUs that cannot be read, each problem once.
+// reportUnreadable reports each problem of unreadable GPUs once.
 func reportUnreadable(p *Plan, now *gpu.Node) {
 	var all []string
 	for _, problem := range now.Problems {

@@ -17,13 +17,13 @@ const (
 	reasonLayoutApplied    = "LayoutApplied"
 )
 
-// mustApplyLayouts reports whether GPUs are to be partitioned as the policy wants: when something has changed that layouts
-// depend on. They wait while devices of the previous policy, or of other driver names, may still be allocated: a claim may
-// have been allocated, by whatever name, what the layout would partition. They also wait for the pass after a recovery, which
-// is the first to know what lies on the GPUs, and for that recovery to end: fitted without that, a layout would move.
+// mustApplyLayouts reports whether to partition GPUs as the policy wants: whenever something has changed that layouts depend on.
+// Layouts wait while devices of the previous policy, or of other driver names, may still be allocated: a claim of any of these
+// names may own the memory that the layout would partition. They also wait for a recovery to end and for the pass after it, the
+// first to know which partitions exist: without that knowledge a layout would move.
 func (p *Plan) mustApplyLayouts(o *Observed) bool {
 	m := &p.Memory
-	// Whatever is as it is only because something is allocated may change with each claim.
+	// State that depends on allocations may change with each claim.
 	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed)
 	due := m.LayoutsDue || p.Recover || o.Changed.Has(Partitions) || p.offerChanged(o) || o.Changed.Has(Allocations) && waiting
 	m.LayoutsDue = due && (p.Recover || m.Previous != nil || o.hold() != "" || o.Working)
@@ -45,7 +45,7 @@ func lacksPartitions(node *policy.Node, unclaimed map[gpu.PCIAddress][]gpu.Place
 	return false
 }
 
-// considerLayoutProblems reports what is in the way of layouts when that has changed.
+// considerLayoutProblems reports obstacles to layouts when they have changed.
 func (p *Plan) considerLayoutProblems(o *Observed) {
 	now := describeProblems(o.LayoutProblems)
 	if now == p.Memory.Layouts {
@@ -64,7 +64,7 @@ func (p *Plan) considerLayoutProblems(o *Observed) {
 	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: now})
 }
 
-// describeProblems is all problems in one line; empty where there are none.
+// describeProblems joins all problems in one line; empty without any.
 func describeProblems(problems []LayoutProblem) string {
 	var all []string
 	for _, p := range problems {

@@ -21,79 +21,79 @@ import (
 type Hardware interface {
 	// Inventory is the GPUs as the driver reports them.
 	Inventory() *gpu.Node
-	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory. It tries once to install what
-	// that takes: after an error, such as of a full disk, it is called again with the next Periodic.
+	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory. It tries once to install the
+	// prerequisites; after an error, such as a full disk, the next Periodic calls it again.
 	MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error)
-	// Missing is what of the driver is missing; nil if nothing is.
+	// Missing returns the missing parts of the driver; nil if it is complete.
 	Missing() error
-	// Offer sets what GPUs offer: claims are prepared by it.
+	// Offer sets the devices that GPUs offer, which Prepare goes by.
 	Offer(node *policy.Node)
 	// SyncInventory records a changed inventory and refreshes the CDI spec.
 	SyncInventory(ctx context.Context, node *gpu.Node)
-	// RefreshLinks schedules a refresh of the NVLinks.
+	// RereadLinks schedules a refresh of the NVLinks.
 	RereadLinks()
-	// Close releases the driver. It can be repeated.
+	// Close releases the driver. It is idempotent.
 	Close(ctx context.Context)
 }
 
-// Claims is what the loop needs of the claims engine.
+// Claims is the part of the claims engine that the loop needs.
 type Claims interface {
 	// Allocations are the records of all driver names and claims without one, Records those of this name.
 	Allocations() []*records.Record
 	Records() []*records.Record
-	// Listing is when the last listing of the API server's claims began that has succeeded, and when one failed last. List has them
-	// listed again, alongside the loop, unless that was begun after a time already; it marks the loop.
+	// Listing returns the start of the last successful listing of the API server's claims, and the time of the last failure. List
+	// lists them again concurrently, unless a listing began after the given time; it marks the loop.
 	Listing() (began, failed time.Time)
 	List(after time.Time)
-	// Unfinished reports whether Recover has something to finish.
+	// Unfinished reports whether Recover has work left.
 	Unfinished() bool
-	// Unclaimed are the complete partitions of a GPU that were created for no claim.
+	// Unclaimed returns the complete partitions of a GPU that no claim owns.
 	Unclaimed(g *gpu.GPU) []gpu.Place
-	// Layout are the places in which the layout of a GPU was offered last.
+	// Layout returns the places at which the layout of a GPU was last offered.
 	Layout(g *gpu.GPU) []gpu.Place
 	// Occupied and Existing are as in Observed.
 	Occupied() []string
 	Existing() []Existing
 
-	// Scan looks for partitions that were created for no claim.
+	// Scan looks for unclaimed partitions.
 	Scan(ctx context.Context)
 	Recover(ctx context.Context)
 	LeaveMIGMode(ctx context.Context)
 	ApplyLayouts(ctx context.Context) []LayoutProblem
-	// ChangeMode begins the change of a GPU's MIG mode, or finishes an earlier one; the function that is returned does it, which
-	// takes seconds. ModesLeft are as in Observed.
+	// ChangeMode starts to change a GPU's MIG mode, or to finish an earlier change; the returned function does so, and takes
+	// seconds. ModesLeft is as in Observed.
 	ChangeMode(order ModeOrder) (run func(ctx context.Context) error)
 	ModesLeft() map[string]bool
-	// Reconcile compares the records with the API server, for which it waits.
+	// Reconcile compares the records with the API server, and waits for its answers.
 	Reconcile(ctx context.Context)
 
-	// SetWaiting fails claims with the reason why the hardware cannot be used, Quiesce waits for those that still use it, and
-	// EndSession ends the driver's session on record.
+	// SetWaiting makes claims fail with the reason why the hardware is unavailable, Quiesce waits for those in progress, and
+	// EndSession ends the recorded driver session.
 	SetWaiting(why error)
 	Quiesce()
 	EndSession(ctx context.Context) error
 }
 
-// Publisher brings slices to the API server. Want does not wait; Arrived reports whether what was wanted last is there.
+// Publisher writes slices to the API server. Want does not wait; Arrived reports whether the last wanted slices are there.
 type Publisher interface {
 	Want(wanted []nodeslices.Slice)
 	Arrived() bool
 }
 
-// Events writes Events about the node. No method waits.
+// Events writes Events about the node. Methods do not block.
 type Events interface {
 	Warn(reason, message string)
 	Note(reason, message string)
 }
 
-// Reporter has what metrics and readiness report.
+// Reporter feeds metrics and readiness.
 type Reporter interface {
 	Report(status Status)
-	// Driver is why the driver cannot be used; nil once it can.
+	// Driver sets the reason why the driver is unusable; nil once it is usable.
 	Driver(err error)
 }
 
-// Sources are where the loop reads what else it observes. All but MPS answer from memory or from local files.
+// Sources provide the other observations. All but MPS answer from memory or from local files.
 type Sources struct {
 	Cluster    func() cluster.State
 	Names      func() []DriverName
@@ -104,7 +104,7 @@ type Sources struct {
 	// WriteFailed is as in Observed.
 	WriteFailed func() time.Time
 	Policies    func() (*policy.Set, error)
-	// MPS asks the supervisor on its socket.
+	// MPS queries the supervisor on its socket.
 	MPS func(ctx context.Context) error
 }
 
@@ -116,40 +116,40 @@ type Options struct {
 	Publisher Publisher
 	Events    Events
 	Reporter  Reporter
-	// KeepPolicy makes the active policy durable.
+	// KeepPolicy persists the active policy.
 	KeepPolicy func(p *Policy) error
 	// Removed is called for each GPU that was removed.
 	Removed func(pci gpu.PCIAddress)
-	// Released notes durably whether the driver is released by the node's label.
+	// Released persists whether the node's label releases the driver.
 	Released func(ctx context.Context, released bool)
 
 	Compatible bool
-	// Active is the policy that was active when the plugin ended; nil for none. Before is as in Observed.
+	// Active is the policy that was active when the plugin last exited; nil for none. Before is as in Observed.
 	Active *Policy
 	Before []string
 
-	// ReconcileEvery is the time between two comparisons of the records with the API server, DriverRetry that between two
-	// attempts to release or reach the driver.
+	// ReconcileEvery is the interval of comparisons of the records with the API server, DriverRetry that of attempts to release or
+	// reach the driver.
 	ReconcileEvery, DriverRetry time.Duration
 }
 
-// pollEvery is the time between two looks at what sends no events: the MPS supervisor and the NVIDIA driver.
+// pollEvery is the poll interval of sources without events: the MPS supervisor and the NVIDIA driver.
 const pollEvery = 2 * time.Second
 
-// reconcileSoon is the time from the first comparison with the API server to the second: a plugin that ends in a rolling update has
-// ended by then.
+// reconcileSoon is the time from the first comparison with the API server to the second: in a rolling update, the old plugin has
+// exited by then.
 const reconcileSoon = time.Minute
 
-// Loop keeps a node as Desired wants it. Mark may be called by anybody, all else by one goroutine.
+// Loop keeps a node in the state that Desired computes. Mark is safe for concurrent use; all else is for one goroutine.
 type Loop struct {
 	Options
 	marks marks
 	wake  chan struct{}
 
 	observed Observed
-	// lookAgain is when to make a plan though nothing changes; poll and periodic are when to observe what sends no events.
+	// lookAgain is when to plan even though nothing changes; poll and periodic are when to observe sources without events.
 	lookAgain, poll, periodic time.Time
-	// keepErr is why the active policy could not be kept, as logged.
+	// keepErr is the logged reason why the active policy could not be saved.
 	keepErr string
 	// limitsFailed: the memory limits of GPUs could not be observed.
 	limitsFailed bool
@@ -158,10 +158,10 @@ type Loop struct {
 	work  workRunner
 }
 
-// New makes a loop that observes nothing yet. Options may be set until Begin.
+// New returns a loop that observes nothing yet. Options may be set until Begin.
 func New() *Loop { return &Loop{wake: make(chan struct{}, 1)} }
 
-// Mark has aspects observed anew. It does not wait.
+// Mark marks aspects stale. It does not block.
 func (l *Loop) Mark(a Aspect) {
 	l.marks.mark(a, time.Now())
 	select {
@@ -170,14 +170,14 @@ func (l *Loop) Mark(a Aspect) {
 	}
 }
 
-// Begin observes the node and decides what its GPUs offer. Nothing is published and no hardware is changed before Run.
+// Begin observes the node and decides what its GPUs offer. It publishes nothing and changes no hardware: Run does.
 func (l *Loop) Begin(ctx context.Context) {
 	l.observed = Observed{Compatible: l.Compatible, Before: l.Before, Memory: Memory{Active: l.Active}}
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
-// Run keeps the node as Desired wants it until ctx ends, or until the driver is to be released, which it returns the reason
-// for. Claims can be prepared when it is called.
+// Run keeps the node in the state that Desired computes until ctx ends, or until the driver must be released: then it returns the
+// reason. Claims can be prepared when it is called.
 func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -198,8 +198,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile compares the records with the API server now, soon, for what a plugin that this one replaces has prepared meanwhile, and
-// every so often, alongside the loop. What it changes marks itself.
+// reconcile compares the records with the API server concurrently: now, soon (for claims that the replaced plugin prepared
+// meanwhile), and at intervals. Its changes mark the aspects.
 func (l *Loop) reconcile(ctx context.Context) {
 	timer := time.NewTimer(min(l.ReconcileEvery, reconcileSoon))
 	defer timer.Stop()
@@ -214,8 +214,7 @@ func (l *Loop) reconcile(ctx context.Context) {
 	}
 }
 
-// await waits until something is due and brings the node in line. It returns why the driver is to be released; nil if it is
-// not.
+// await waits until something is due and brings the node in line. It returns the reason to release the driver; nil for none.
 func (l *Loop) await(ctx context.Context) error {
 	timer := time.NewTimer(time.Until(earliest(l.marks.next(), l.lookAgain, l.poll, l.periodic)))
 	defer timer.Stop()
@@ -247,7 +246,7 @@ func (l *Loop) await(ctx context.Context) error {
 	return l.step(ctx, due)
 }
 
-// pollSources looks at what sends no events, and returns the aspects that have changed.
+// pollSources polls sources without events, and returns the aspects that have changed.
 func (l *Loop) pollSources(ctx context.Context) (changed Aspect) {
 	mps, driver := l.Sources.MPS(ctx), l.Hardware.Missing()
 	if text(mps) != text(l.observed.MPS) {
@@ -260,10 +259,10 @@ func (l *Loop) pollSources(ctx context.Context) (changed Aspect) {
 	return changed
 }
 
-// step observes the node, makes a plan and applies it, again where that changes what was observed. It returns why the driver is
-// to be released; nil if it is not.
+// step observes the node, plans, and applies the plan, repeatedly if that changes the observations. It returns the reason to
+// release the driver; nil for none.
 func (l *Loop) step(ctx context.Context, changed Aspect) error {
-	// Before the first recovery nobody knows what lies on the GPUs: nothing can be published without it.
+	// Before the first recovery the partitions of the GPUs are unknown: nothing can be published without it.
 	l.work.until = time.Time{}
 	if !l.observed.Memory.Recovered.IsZero() {
 		l.work.until = time.Now().Add(workTime)
@@ -311,7 +310,7 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	}
 }
 
-// snapshot reads what is kept in memory.
+// snapshot reads the state kept in memory.
 func (l *Loop) snapshot(changed Aspect, pass int) {
 	o := &l.observed
 	o.Now, o.Changed, o.Pass = time.Now(), changed, pass
@@ -320,9 +319,9 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Working, o.LayoutProblems = l.work.state()
 	o.ModesLeft = l.Claims.ModesLeft()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
-	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which are by it
+	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
 	o.Unlisted = o.Listed.IsZero()
-	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
+	// Other driver names first: their allocations must be among Allocations before these names cease to hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Counted = l.Sources.Counted()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
@@ -341,7 +340,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Conditions, o.Incomplete = l.Sources.Conditions(), l.Sources.Incomplete()
 }
 
-// apply does what a plan says.
+// apply applies a plan.
 func (l *Loop) apply(ctx context.Context, p Plan) {
 	for _, r := range p.Reports {
 		l.report(ctx, r)

@@ -7,30 +7,30 @@ import (
 	"time"
 )
 
-// Claims come and go in bursts, and so do partitions: what follows is observed once it has settled.
+// Claims come and go in bursts, and so do partitions: they are observed once they have settled.
 const (
-	// allocationsSettle is how long allocations must not have changed, allocationsAtMost after what time they are observed
-	// though they do: whole GPUs are ordered by what is free, and each new order is a write.
+	// allocationsSettle is how long allocations must be unchanged, allocationsAtMost the longest wait for that: whole GPUs are
+	// ordered by free capacity, and each new order is a write.
 	allocationsSettle = 250 * time.Millisecond
 	allocationsAtMost = 2 * time.Second
-	// partitionsSettle is how long partitions must not have changed: the plugin's own changes cause events, too. partitionsAtMost is
-	// after what time they are observed though they do.
+	// partitionsSettle is how long partitions must be unchanged: the plugin's own changes also cause events. partitionsAtMost is
+	// the longest wait for that.
 	partitionsSettle = time.Second
 	partitionsAtMost = 5 * time.Second
 )
 
-// marks are the aspects that are to be observed anew. The zero value has none.
+// marks are the stale aspects. The zero value has none.
 type marks struct {
 	mu sync.Mutex
-	// now are those to be observed at once.
+	// now are the aspects to observe immediately.
 	now                     Aspect
 	allocations, partitions settling
 }
 
-// settling is an aspect that is observed once it has settled: at due, zero for never. since is when its first change came.
+// settling is an aspect that is observed once it has settled: at due, zero for never. since is the time of its first change.
 type settling struct{ due, since time.Time }
 
-// mark notes a change. Due is put off by a quiet time, but no more once atMost has passed since the first change.
+// mark notes a change, which delays due by quiet, but to no later than atMost after the first change.
 func (s *settling) mark(at time.Time, quiet, atMost time.Duration) {
 	if s.due.IsZero() {
 		s.since = at
@@ -40,7 +40,7 @@ func (s *settling) mark(at time.Time, quiet, atMost time.Duration) {
 	}
 }
 
-// take reports whether the aspect is due, which it is not any more then.
+// take reports whether the aspect is due, and resets it if so.
 func (s *settling) take(at time.Time) bool {
 	due := !s.due.IsZero() && !at.Before(s.due)
 	if due {
@@ -84,7 +84,7 @@ func (m *marks) next() time.Time {
 	return earliest(m.allocations.due, m.partitions.due)
 }
 
-// earliest is the earliest of some times that are not zero.
+// earliest returns the earliest non-zero time.
 func earliest(times ...time.Time) time.Time {
 	var first time.Time
 	for _, t := range times {

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// modeRunner changes the MIG mode of one GPU at a time alongside the loop, which waits for it when it ends.
+// modeRunner changes the MIG mode of one GPU at a time, concurrently with the loop, which waits for it on exit.
 type modeRunner struct {
 	running sync.WaitGroup
 
 	mu       sync.Mutex
-	order    ModeOrder // of no GPU where no change runs
+	order    ModeOrder // zero while no change is running
 	failures map[string]ModeFailure
 }
 
-// state is the change that runs, and why the last attempts failed.
+// state returns the running change, and why the last attempts failed.
 func (r *modeRunner) state() (running ModeOrder, failures map[string]ModeFailure) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,15 +14,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// The MIG mode of GPUs that need a reset for it follows the policy, where that says so. What such a GPU offers is withdrawn with
-// the policy that offered it; its claims end in their own time. Then each GPU goes through these states, and every plan begins
-// from what was observed, so that a restart may come at any time:
+// The MIG mode of GPUs that need a reset to change it follows the policy, if that asks for it. The GPU's devices are withdrawn with
+// the policy that offered them; its claims are left to end. Then each GPU goes through these states. Every plan starts from
+// observations, so that the plugin may restart at any time:
 //
 //	in the wrong mode -> the API server has its devices as withdrawn, for modeSettle -> no claim has it -> changed -> in the right mode
 //	                                                                                ^                      |
 //	                                                                                +--- a longer pause ---+ failed
 //
-// A change that was begun and cut short is on record. It is finished first, also where the policy wants no change any more.
+// An interrupted change is on record. It is finished first, even if the policy no longer wants a change.
 
 // Reasons of Events about MIG modes.
 const (
@@ -33,15 +33,15 @@ const (
 
 // Times of mode changes.
 const (
-	// modeSettle is how long the API server must have had devices as withdrawn before the claims that have them are counted.
-	// Most schedulers that have not seen that yet have written what they allocate by then; that some have not is seen later.
+	// modeSettle is how long the API server must have shown devices as withdrawn before claims on them are counted. By then, most
+	// schedulers that had not seen that have written their allocations; later ones are detected.
 	modeSettle = 1500 * time.Millisecond
-	// modeRetry is the time before a change that failed is tried again, twice as long each time, and at most modeRetryAtMost.
+	// modeRetry is the delay before a failed change is retried, doubled each time up to modeRetryAtMost.
 	modeRetry       = 5 * time.Second
 	modeRetryAtMost = 5 * time.Minute
 )
 
-// ModeOrder is a GPU whose MIG mode is to be changed, or whose earlier change is to be finished.
+// ModeOrder requests a change of a GPU's MIG mode, or the completion of an earlier one.
 type ModeOrder struct {
 	// GPU is the name of its whole-GPU device.
 	GPU    string
@@ -55,23 +55,22 @@ type ModeFailure struct {
 	At     time.Time
 }
 
-// ModeMemory is what a plan hands to the next about a GPU whose mode is to be changed.
+// ModeMemory is the state, from plan to plan, of a GPU whose mode must change.
 type ModeMemory struct {
 	Enable bool
-	// Began is when the mode was first to be changed. Failures before are those of an earlier change.
+	// Began is when the change was first wanted. Failures before are those of an earlier change.
 	Began time.Time
-	// Withdrawn is set once its devices are withdrawn from what is published, Since is when the API server first had that; zero
-	// before.
+	// Withdrawn is set once the published devices are withdrawn, Since is when the API server first had that; zero before.
 	Withdrawn bool
 	Since     time.Time
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
-	// Said is what was reported last.
+	// Said is the last report.
 	Said string
 }
 
-// next is when the next attempt may be made.
+// next is the time of the next attempt.
 func (m ModeMemory) next() time.Time {
 	settled := m.Since.Add(modeSettle)
 	if retry := m.FailedAt.Add(m.pause()); m.Failures > 0 && retry.After(settled) {
@@ -88,10 +87,10 @@ func (m ModeMemory) pause() time.Duration {
 	return min(modeRetryAtMost, modeRetry<<(m.Failures-1))
 }
 
-// modes are the part of a plan that is about MIG modes.
+// modes is the part of a plan that concerns MIG modes.
 type modes struct{ *Plan }
 
-// consider decides of which GPU the mode is to be changed now: of one at a time, as nvidia-smi opens all GPUs.
+// consider selects the GPU whose mode changes now: one at a time, because nvidia-smi opens all GPUs.
 func (p modes) consider(o *Observed) {
 	before := p.Memory.Modes
 	p.Memory.Modes = nil
@@ -118,7 +117,7 @@ func (p modes) consider(o *Observed) {
 			p.reportClaims(g, &m, allocated[name])
 		}
 		p.Memory.setMode(name, m)
-		left := target == g.MIG.Enabled // nothing of what is allocated changes
+		left := target == g.MIG.Enabled // allocated devices do not change
 		settled := !m.Since.IsZero() && allocated[name].waits() == ""
 		due := !o.Now.Before(m.next()) || left && m.Failures == 0
 		if p.mayChange(o) && (left || settled) && due {
@@ -127,13 +126,13 @@ func (p modes) consider(o *Observed) {
 	}
 }
 
-// mayChange reports whether a change can begin now.
+// mayChange reports whether a change can start now.
 func (p modes) mayChange(o *Observed) bool {
 	return o.Ready && !o.Working && p.Mode == nil && o.ModeRunning.GPU == "" && p.Release == nil && !p.Memory.Recovered.IsZero() &&
 		!p.Recover && !p.ObserveAgain && p.Memory.Conflict == ""
 }
 
-// setMode notes a GPU; what other memories refer to stays as it is.
+// setMode sets the state of a GPU's mode change.
 func (m *Memory) setMode(name string, mode ModeMemory) {
 	if m.Modes == nil {
 		m.Modes = map[string]ModeMemory{}
@@ -141,7 +140,7 @@ func (m *Memory) setMode(name string, mode ModeMemory) {
 	m.Modes[name] = mode
 }
 
-// taints are on what a GPU offers while its mode is being changed, also where the policy has come to want that again.
+// taints are those of a GPU's devices while its mode is being changed, even if the policy wants them again meanwhile.
 func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for i := range node.GPUs {
@@ -150,7 +149,7 @@ func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 			continue
 		}
 		for _, s := range node.Shapes(g) {
-			if !node.Offer(g).IsWithdrawn(s) { // else it is tainted already
+			if !node.Offer(g).IsWithdrawn(s) { // otherwise already tainted
 				taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintOccupied})
 			}
 		}
@@ -158,7 +157,7 @@ func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 	return taints
 }
 
-// notePublished notes since when the API server has what GPUs offered as withdrawn. What this plan publishes is on its way.
+// notePublished notes since when the API server has had the GPUs' devices as withdrawn. This plan's slices have yet to arrive.
 func (p modes) notePublished(o *Observed) {
 	if !o.Ready || p.ObserveAgain {
 		return
@@ -172,7 +171,7 @@ func (p modes) notePublished(o *Observed) {
 	}
 }
 
-// lookAgain is when to look again because of modes.
+// lookAgain schedules the next look at modes.
 func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	if o.ModeRunning.GPU != "" || p.Mode != nil {
 		return // its end marks the loop
@@ -184,7 +183,7 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	}
 }
 
-// reportClaims reports which claims a change waits for, again when they are others.
+// reportClaims reports the claims that a change waits for, again when they change.
 func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 	waits := using.waits()
 	if waits == "" || m.Said == waits {
@@ -192,11 +191,11 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 	}
 	m.Said = waits
 	p.report(Report{
-		Log: "The MIG mode of a GPU is to be changed once its claims have ended",
+		Log: "Waiting for claims to end before changing the MIG mode of a GPU",
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
 			"releasing", using.releasing},
 		Reason:  reasonModePending,
-		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "is to enter MIG mode", "is to leave MIG mode"), waits),
+		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "will enter MIG mode", "will leave MIG mode"), waits),
 	})
 }
 
@@ -214,7 +213,7 @@ func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
 	p.report(r)
 }
 
-// reportChanged reports that a GPU has another mode than before.
+// reportChanged reports that a GPU's mode has changed.
 func (p modes) reportChanged(g *gpu.GPU) {
 	p.report(Report{
 		Log: "The MIG mode of a GPU has changed", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "enabled", g.MIG.Enabled},
@@ -229,17 +228,17 @@ func modeWords(enable bool, on, off string) string {
 	return off
 }
 
-// oneLine is an error in one line.
+// oneLine formats an error in one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", ") }
 
-// claimsUsing are the claims that have something of a GPU, in order of records.
+// claimsUsing are the claims that have devices of a GPU, in order of records.
 type claimsUsing struct {
 	claims, admin []string
-	// releasing have ended, and what they had is yet to be given back.
+	// releasing have ended, but their devices are not released yet.
 	releasing []string
 }
 
-// waits says what has to happen before no claim has anything of the GPU; empty where none has.
+// waits describes what must happen before no claim uses the GPU; empty if none does.
 func (c claimsUsing) waits() string {
 	var all []string
 	add := func(claims []string, words string) {
@@ -249,11 +248,11 @@ func (c claimsUsing) waits() string {
 	}
 	add(c.claims, "these claims have ended: %s")
 	add(c.admin, "these claims with admin access have ended: %s")
-	add(c.releasing, "what these claims had, which have ended, is given back: %s")
+	add(c.releasing, "these claims, which have ended, have released their devices: %s")
 	return strings.Join(all, "; and once ")
 }
 
-// claimsOf are the claims that have something of GPUs, by device.
+// claimsOf groups the claims by the device of their GPU.
 func claimsOf(all []*records.Record) map[string]claimsUsing {
 	using := map[string]claimsUsing{}
 	for _, r := range all {

@@ -136,13 +136,14 @@ func TestDesired_ModeClaims(t *testing.T) {
 	b.step(Allocations)
 	b.after(time.Hour)
 	if events := b.heard(); len(events) != 1 || !strings.HasSuffix(events[0], "once these claims have ended: ns/c0 (); "+
-		"and once these claims with admin access have ended: ns/c1 (); and once what these claims had, which have ended, is given back: ns/c2 ()") {
+		"and once these claims with admin access have ended: ns/c1 (); "+
+		"and once these claims, which have ended, have released their devices: ns/c2 ()") {
 		t.Errorf("Events = %q, want one about all three", events)
 	}
 	b.Allocations = b.Allocations[2:]
 	b.step(Allocations)
 	b.wantOrder("with a claim that is being released", "")
-	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "ns/c0") || !strings.Contains(events[0], "is given back: ns/c2") {
+	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "ns/c0") || !strings.Contains(events[0], "released their devices: ns/c2") {
 		t.Errorf("Events = %q, want one about what is being released", events)
 	}
 	b.allocate()

@@ -11,18 +11,18 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// reasonSupervisorAway is the reason of Events about an MPS supervisor that went away.
+// reasonSupervisorAway is the reason of Events about an unavailable MPS supervisor.
 const reasonSupervisorAway = "MPSSupervisorAway"
 
-// offersMPS reports whether devices of type mps are offered: once the supervisor has answered they stay, tainted, when it goes
-// away, as the scheduler forgets what devices consume that are gone.
+// offersMPS reports whether devices of type mps are offered. After the supervisor's first answer they stay, tainted while it is
+// unavailable, because the scheduler forgets the consumption of devices that are no longer published.
 func (p *Plan) offersMPS(o *Observed) bool {
 	return p.Memory.MPSOffered || o.MPS == nil || slices.ContainsFunc(o.Allocations, func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
 	})
 }
 
-// considerMPS remembers whether MPS is offered, and reports when the supervisor goes away or is back.
+// considerMPS remembers whether MPS is offered, and reports when the supervisor becomes unavailable or available.
 func (p *Plan) considerMPS(o *Observed) {
 	m := &p.Memory
 	away := o.MPS != nil
@@ -37,7 +37,7 @@ func (p *Plan) considerMPS(o *Observed) {
 	}
 }
 
-// reportSupervisorAway reports that the supervisor does not answer, and which claims that concerns.
+// reportSupervisorAway reports that the supervisor does not answer, and the affected claims.
 func reportSupervisorAway(p *Plan, o *Observed) {
 	var claims []string
 	for _, r := range o.Records {

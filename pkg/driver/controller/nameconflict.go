@@ -11,19 +11,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// In NVIDIA-compatible mode the driver has the name of NVIDIA's own, and two of one name on a node would take each other's
-// sockets, delete each other's slices and allocate the same GPUs. So nothing is served before the other one is gone. The
-// functions here report by what another driver of the same name is known to be on the node; nil if by nothing.
+// In NVIDIA-compatible mode the driver has the name of NVIDIA's own. Two drivers of one name on a node would take over each other's
+// sockets, delete each other's slices and allocate the same GPUs, so nothing is served before the other one is gone. The functions
+// here return evidence of another driver of the same name on the node; nil for none.
 
-// maxNamedClaims is how many claims an error about a name conflict names.
+// maxNamedClaims limits the claims that an error about a name conflict names.
 const maxNamedClaims = 5
 
-// Registration is a plugin that listens in the kubelet's registration directory.
+// Registration is a plugin listening in the kubelet's registration directory.
 type Registration struct {
 	// Socket is its path. DriverSocket is set where the socket is named after the driver.
 	Socket       string
 	DriverSocket bool
-	// Name by which it registers; empty where nobody listens. Ours is set for a plugin of Cleave's.
+	// Name by which it registers; empty if nothing listens. Ours is set for Cleave's plugins.
 	Name string
 	Ours bool
 	// Err is why it does not answer.
@@ -42,7 +42,7 @@ func PluginConflict(driver string, r Registration) error {
 	return nil
 }
 
-// SliceConflict reports a slice of a driver's name and node that Cleave did not write.
+// SliceConflict reports a slice under the driver's name and node that Cleave did not write.
 func SliceConflict(driver, node string, slice *resourceapi.ResourceSlice) error {
 	spec := &slice.Spec
 	if spec.Driver != driver || spec.NodeName == nil || *spec.NodeName != node {
@@ -68,8 +68,8 @@ func SliceConflict(driver, node string, slice *resourceapi.ResourceSlice) error 
 		"off this node; the kubelet removes its slices half a minute after its plugin is gone", slice.Name, driver, name)
 }
 
-// UnmanagedDevice is a device of a node that a claim with pods was allocated by a driver's name and that is not Cleave's; empty if
-// there is none. The scheduler knows nothing of it any more, and would allocate its GPU again.
+// UnmanagedDevice returns a device, not Cleave's, that a claim with pods was allocated under the driver's name on this node; empty
+// for none. The scheduler no longer knows it, and would allocate its GPU again.
 func UnmanagedDevice(driver, node string, claim *resourceapi.ResourceClaim) string {
 	if claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 {
 		return ""
@@ -82,7 +82,7 @@ func UnmanagedDevice(driver, node string, claim *resourceapi.ResourceClaim) stri
 	return ""
 }
 
-// ClaimConflict reports claims that have a UnmanagedDevice.
+// ClaimConflict reports claims that have an UnmanagedDevice.
 func ClaimConflict(driver string, found []string) error {
 	if len(found) == 0 {
 		return nil

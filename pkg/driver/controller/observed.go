@@ -14,16 +14,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
-// Aspect is a set of things that are observed.
+// Aspect is a set of observed things.
 type Aspect uint
 
 // The aspects.
 const (
-	// Inventory is the GPUs, as the driver reports them.
+	// Inventory is the GPUs as reported by the driver.
 	Inventory Aspect = 1 << iota
-	// Allocations is what claims have been allocated.
+	// Allocations is the devices allocated to claims.
 	Allocations
-	// Partitions is what exists on GPUs, and what occupies devices.
+	// Partitions is the existing partitions, and the obstacles to allocating devices.
 	Partitions
 	// Supervisor is the node's MPS supervisor.
 	Supervisor
@@ -31,7 +31,7 @@ const (
 	Driver
 	// Policies is the policy files.
 	Policies
-	// Cluster is what the API server says of the node.
+	// Cluster is the node's state in the API server.
 	Cluster
 	// Names is the state of other driver names.
 	Names
@@ -39,96 +39,96 @@ const (
 	Health
 	// Specs is the CDI spec of the GPUs.
 	Specs
-	// Listing is the claims of the API server, as listed.
+	// Listing is the listed claims of the API server.
 	Listing
-	// Publication is whether the API server has what was published.
+	// Publication is whether published slices have arrived at the API server.
 	Publication
-	// ClaimSpecs is the CDI specs of claims: some are missing.
+	// ClaimSpecs are the CDI specs of claims: some are missing.
 	ClaimSpecs
-	// Work is the end of work that a step did not wait for.
+	// Work is the end of background work.
 	Work
-	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.
+	// Periodic is everything, once every reconcile interval; persisting problems are then reported again.
 	Periodic
 )
 
-// Has reports whether a set has any of some aspects.
+// Has reports whether a set includes any of some aspects.
 func (a Aspect) Has(some Aspect) bool { return a&some != 0 }
 
-// Observed is all that Desired goes by. Desired changes nothing that it refers to.
+// Observed is the input of Desired, which modifies nothing that it refers to.
 type Observed struct {
 	Now time.Time
-	// Changed is what was observed anew since the plan before.
+	// Changed are the aspects observed since the previous plan.
 	Changed Aspect
-	// Pass counts the observations since the loop waited last, from zero.
+	// Pass counts the observations since the loop last waited, from zero.
 	Pass int
 	// Ready is set once claims can be prepared; before, nothing is published.
 	Ready bool
 
-	// Compatible publishes what manifests written for NVIDIA's DRA driver need.
+	// Compatible publishes the attributes that manifests written for NVIDIA's DRA driver need.
 	Compatible bool
 
 	// Inventory is the GPUs as the driver reports them.
 	Inventory *gpu.Node
-	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory.
+	// MemoryLimits are the GPUs on which the driver can limit a container's memory.
 	MemoryLimits map[gpu.PCIAddress]bool
-	// Driver is what of the NVIDIA driver is missing; nil if nothing is.
+	// Driver names the missing parts of the NVIDIA driver; nil if it is complete.
 	Driver error
-	// Policies are the files that could be read, PolicyErr what is wrong with them. Both may be given.
+	// Policies are the readable files, PolicyErr the errors in them. Both may be set.
 	Policies  *policy.Set
 	PolicyErr error
 	// MPS is why no MPS server can be started now; nil if one can.
 	MPS error
-	// Counted is what the cluster counts of GPUs.
+	// Counted describes how the cluster counts consumption of GPUs.
 	Counted cluster.Counted
-	// Lists is set where the API server accepts attributes that are lists.
+	// Lists is set if the API server accepts list attributes.
 	Lists bool
 
-	// Before are the names of the devices that the plugin's slices had before its start.
+	// Before are the names of the devices in the plugin's slices before its start.
 	Before []string
 
 	// Allocations are the records of claims of all driver names, and claims without a record; Records are those of this
 	// driver name alone.
 	Allocations, Records []*records.Record
-	// Unlisted is set until the claims of the API server were listed: what is allocated and has no record is not known before.
-	// Listed is when the last listing began by which Allocations are, ListFailed when one failed last; zero for never.
+	// Unlisted is set until the claims of the API server have been listed: before, allocations without a record are unknown. Listed
+	// is the start of the listing that Allocations reflect, ListFailed the time of the last failure; zero for never.
 	Unlisted           bool
 	Listed, ListFailed time.Time
-	// Unfinished is set while a record has something that is yet to be removed or completed.
+	// Unfinished is set while a record awaits removal or completion.
 	Unfinished bool
-	// Unclaimed are the partitions of GPUs that were created for no claim and are complete.
+	// Unclaimed are the complete partitions that no claim owns, by GPU.
 	Unclaimed map[gpu.PCIAddress][]gpu.Place
-	// Layouts are the places in which the layouts of GPUs were offered last, by what is on record of whatever boot.
+	// Layouts are the recorded places at which the layouts of GPUs were last offered, in any boot.
 	Layouts map[gpu.PCIAddress][]gpu.Place
-	// Occupied are devices that cannot be allocated though no claim has them, Existing those that are partitions which exist
-	// already. Both were observed under what Memory.Offered offers.
+	// Occupied are devices that cannot be allocated though no claim has them, Existing the partitions that already exist. Both were
+	// observed for the devices of Memory.Offered.
 	Occupied []string
 	Existing []Existing
-	// Working: work of an earlier step is still being done. It is marked when it ends.
+	// Working is set while work of an earlier step is running. Its end is marked.
 	Working bool
-	// LayoutProblems is why GPUs are not partitioned as the policy wants, by the last attempt.
+	// LayoutProblems are the reasons, from the last attempt, why GPUs are not partitioned as the policy wants.
 	LayoutProblems []LayoutProblem
 
-	// ModeRunning is the change of a MIG mode that runs now; of no GPU for none. ModesLeft are those with a change that
-	// was begun and has not ended, ModeFailures why the last attempts failed.
+	// ModeRunning is the running change of a MIG mode; zero for none. ModesLeft are the GPUs with an unfinished change,
+	// ModeFailures the errors of the last attempts.
 	ModeRunning  ModeOrder
 	ModesLeft    map[string]bool
 	ModeFailures map[string]ModeFailure
 
-	// Arrived is set while the API server has had what was published last. WriteFailed is when it last refused a slice or did not
-	// answer, if it has taken none since as far as that is known; zero for never.
+	// Arrived is set once the API server has the last published slices. WriteFailed is when it last refused a slice or did not
+	// answer, unless it is known to have accepted one since; zero for never.
 	Arrived     bool
 	WriteFailed time.Time
 
-	// Conditions are what is wrong with GPUs, the worst first.
+	// Conditions are the GPUs' health problems, the worst first.
 	Conditions map[gpu.PCIAddress][]health.Condition
-	// Incomplete is why GPUs, by device name, cannot be given to containers.
+	// Incomplete is why GPUs, by device name, cannot be injected into containers.
 	Incomplete map[string]error
-	// Cluster is what the API server says of the node.
+	// Cluster is the node's state in the API server.
 	Cluster cluster.State
 	// Names are other driver names under which Cleave has served the node, in order.
 	Names []DriverName
 
-	// Memory is that of the plan before; its zero value is for the first plan.
+	// Memory is that of the previous plan; zero for the first.
 	Memory Memory
 }
 
@@ -150,27 +150,28 @@ type DriverName struct {
 	State  names.Observed
 }
 
-// Memory is what one plan hands to the next.
+// Memory is the state passed from plan to plan.
 type Memory struct {
-	// Active is the active policy; nil while none could be used. PolicyErr is why the requested one is not active, PolicyAside
-	// what is wrong with files that the node does not use, PolicyNotes what was not taken over from files of other formats.
+	// Active is the active policy; nil while none was usable. PolicyErr is why the requested one is not active, PolicyAside the
+	// errors in files that the node does not use, PolicyNotes the settings of other file formats that were not converted.
 	Active                 *Policy
 	PolicyErr, PolicyAside string
 	PolicyNotes            []string
 
-	// Offered is what the GPUs offer; nil before the first plan. Previous is what they offered before something of it went:
-	// its devices stay published, tainted, until Withdrawal is over; nil for none.
+	// Offered is what the GPUs offer; nil before the first plan. Previous is what they offered before devices were withdrawn: these
+	// stay published, tainted, until Withdrawal is over; nil for none.
 	Offered    *policy.Node
 	Previous   *policy.Node
 	Withdrawal withdrawal
-	// Before is what of Observed.Before can be offered; nil for nothing, and after the first publication.
+	// Before is the part of Observed.Before that can be offered; nil for none, and after the first publication.
 	Before *policy.Node
 
-	// MPSOffered is set once devices of type mps were published; they stay, tainted, when the supervisor goes away. MPSKnown is
-	// set once the supervisor was asked, MPSAway while it does not answer.
+	// MPSOffered is set once devices of type mps were published; they stay, tainted while the supervisor is unavailable. MPSKnown
+	// is set once the supervisor was queried, MPSAway while it does not answer.
 	MPSOffered, MPSKnown, MPSAway bool
 
-	// Hiding is how far the withdrawal of all devices for a conflict is, Hidden is set once only what is allocated is published.
+	// Hiding is the progress of withdrawing all devices because of a conflict, Hidden is set once only allocated devices are
+	// published.
 	Hiding withdrawal
 	Hidden bool
 
@@ -182,19 +183,19 @@ type Memory struct {
 	Unreadable []string
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
-	// Modes are the GPUs whose MIG mode is to be changed, by device.
+	// Modes are the GPUs whose MIG mode must change, by device.
 	Modes map[string]ModeMemory
 
-	// Recovered is when recovery ran last; Unfinished since when there is something to finish.
+	// Recovered is when recovery last ran; Unfinished since when there is work left for it.
 	Recovered, Unfinished time.Time
-	// LayoutsDue is set while layouts have to wait.
+	// LayoutsDue is set while layouts are waiting.
 	LayoutsDue bool
 
-	// Published is what the last slices were made of; nil before the first.
+	// Published is the view that the last slices were built from; nil before the first.
 	Published *View
 }
 
-// hold is why nothing new may be published because of other driver names; empty where it may.
+// hold is why other driver names forbid publishing anything new; empty if they do not.
 func (o *Observed) hold() string {
 	var holds []string
 	for _, n := range o.Names {
@@ -205,7 +206,7 @@ func (o *Observed) hold() string {
 	return strings.Join(holds, "; ")
 }
 
-// isName reports whether a device of another driver is one that Cleave publishes under another of its names.
+// isName reports whether Cleave publishes a device under another of its driver names.
 func (o *Observed) isName(d cluster.Device) bool {
 	if !cluster.IsCleaveName(d.Name) {
 		return false
@@ -218,7 +219,7 @@ func (o *Observed) isName(d cluster.Device) bool {
 	return false
 }
 
-// text of an error; empty where there is none.
+// text of an error; empty for nil.
 func text(err error) string {
 	if err == nil {
 		return ""

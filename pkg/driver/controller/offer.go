@@ -11,8 +11,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// startWithdrawal remembers what the GPUs offered by the policy that was active when the plugin ended, if another one replaces it.
-// Later changes show in what is published.
+// startWithdrawal remembers what the GPUs offered under the policy that was active when the plugin last exited, if another replaces
+// it. Later changes show in the published slices.
 func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 	if was == nil || o.Memory.Published != nil {
 		return
@@ -35,12 +35,12 @@ func (p *Plan) offer(o *Observed) {
 	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.means(o))
 	withdrawals{p}.withdraw(o, node)
 	p.Offer, p.Memory.Offered = node, node
-	if p.Memory.Previous == nil { // else a restart is to begin with the withdrawal, too
+	if p.Memory.Previous == nil { // otherwise a restart must begin with the withdrawal, too
 		p.Keep = p.Memory.Active
 	}
 }
 
-// means is what the node can do besides what its boards can.
+// means describes what the node supports beyond its GPUs.
 func (p *Plan) means(o *Observed) policy.Capabilities {
 	means := policy.Capabilities{
 		Shares: o.Counted.Shares, SharesBeside: o.Counted.SharesBeside, Counters: o.Counted.Counters,
@@ -55,7 +55,7 @@ func (p *Plan) means(o *Observed) policy.Capabilities {
 	return means
 }
 
-// layoutBefore are the places in which the layout of a GPU was published last, or is on record, of whatever boot.
+// layoutBefore returns the places at which the layout of a GPU was last published, or is recorded, in any boot.
 func (p *Plan) layoutBefore(o *Observed) func(g *gpu.GPU) []gpu.Place {
 	return func(g *gpu.GPU) []gpu.Place {
 		if published := p.Memory.Published; published != nil {
@@ -67,8 +67,8 @@ func (p *Plan) layoutBefore(o *Observed) func(g *gpu.GPU) []gpu.Place {
 	}
 }
 
-// addWithdrawn adds to what a node offers, withdrawn, what it offered before and no longer does: all, or only devices of some names. A
-// nil before offered nothing.
+// addWithdrawn adds to a node, as withdrawn, the devices that it offered before and no longer does: all, or only those of some
+// names. before may be nil.
 func addWithdrawn(node, before *policy.Node, only map[string]bool) {
 	if before == nil {
 		return
@@ -105,10 +105,10 @@ func addWithdrawn(node, before *policy.Node, only map[string]bool) {
 	}
 }
 
-// offerChanged reports whether the GPUs offer something else than when the node was observed.
+// offerChanged reports whether the offer differs from the one under which the node was observed.
 func (p *Plan) offerChanged(o *Observed) bool { return !reflect.DeepEqual(o.Memory.Offered, p.Offer) }
 
-// hasWithdrawn reports whether something is offered only because it is allocated, or was offered before.
+// hasWithdrawn reports whether a device is offered only because it is allocated, or was offered before.
 func hasWithdrawn(node *policy.Node) bool {
 	for i := range node.GPUs {
 		if g := &node.GPUs[i]; slices.ContainsFunc(node.Shapes(g), node.Offer(g).IsWithdrawn) {

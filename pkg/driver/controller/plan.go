@@ -10,32 +10,32 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// Plan is what is to be done, in the order of its fields.
+// Plan is the actions to take, in the order of its fields.
 type Plan struct {
-	// Reports are what has changed, or is still wrong.
+	// Reports are changes and persisting problems.
 	Reports []Report
 	Status  Status
-	// Keep is the policy that a restart begins with; nil for none.
+	// Keep is the policy to save for a restart; nil for none.
 	Keep *Policy
-	// Offer is what the GPUs offer from now on.
+	// Offer is the new offer of the GPUs.
 	Offer *policy.Node
-	// NewInventory is set when GPUs were added, replaced or removed; Removed are those that are gone.
+	// NewInventory is set when GPUs were added, replaced or removed; Removed are the removed ones.
 	NewInventory bool
 	Removed      []gpu.PCIAddress
-	// Slices are to be published; nil where nothing has changed, or where the node has to be observed again first.
+	// Slices are to be published; nil if nothing has changed, or if the node must be observed again first.
 	Slices []nodeslices.Slice
-	// Release is why the NVIDIA driver is to be released; nil if it is not.
+	// Release is the reason to release the NVIDIA driver; nil for none.
 	Release error
-	// Recover has claims finished that were begun, LeaveMIGMode has MIG mode disabled where nothing needs it, Layouts has GPUs
-	// partitioned as the policy wants.
+	// Recover finishes claims that were interrupted, LeaveMIGMode disables unneeded MIG modes, Layouts partitions GPUs as the
+	// policy wants.
 	Recover, LeaveMIGMode, Layouts bool
-	// Mode is the GPU whose MIG mode is to be changed alongside the loop; nil for none.
+	// Mode is the GPU whose MIG mode is to be changed concurrently; nil for none.
 	Mode *ModeOrder
-	// List is the time after which the claims of the API server are to be listed; zero where they need not be.
+	// List is the time after which the claims of the API server must be listed; zero if they need not be.
 	List time.Time
-	// ObserveAgain is set when what is applied changes what was observed.
+	// ObserveAgain is set if applying the plan changes what was observed.
 	ObserveAgain bool
-	// LookAgain is when to make a plan again at the latest; zero for never.
+	// LookAgain is the latest time of the next plan; zero for never.
 	LookAgain time.Time
 	// Memory is for the next plan.
 	Memory Memory
@@ -52,33 +52,32 @@ type Report struct {
 	Warning         bool
 }
 
-// Status is what metrics and readiness report.
+// Status is the input of metrics and readiness.
 type Status struct {
-	// Policy is the name of the active policy, or "none". PolicyInvalid is set while another one is requested that cannot be
-	// used, PolicyFailed when that is new. NoPolicy is why there is none.
+	// Policy is the name of the active policy, or "none". PolicyInvalid is set while the requested one is unusable, PolicyFailed
+	// when that is new. NoPolicy is why there is none.
 	Policy        string
 	PolicyInvalid bool
 	PolicyFailed  bool
 	NoPolicy      error
-	// Conflict is who else offers GPUs of the node.
+	// Conflict names other drivers that offer GPUs of the node.
 	Conflict error
-	// GPUs is how many were found.
+	// GPUs is the number found.
 	GPUs int
-	// Published is what the last slices were made of; nil before the first.
+	// Published is the view that the last slices were built from; nil before the first.
 	Published *View
 }
 
 // Times of retries.
 const (
-	// finishEvery is the time between attempts to finish what could not be finished: a partition that was in use, a share
-	// whose supervisor was away, a layout that something is in the way of.
+	// finishEvery is the interval of attempts to finish work: a partition that was in use, a share whose supervisor was
+	// unavailable, a blocked layout.
 	finishEvery = 10 * time.Second
-	// maxPasses bounds how often a node is observed again before its slices are published all the same.
+	// maxPasses bounds how often a node is observed again before its slices are published regardless.
 	maxPasses = 5
 )
 
-// Desired decides what is to be done on a node as it was observed. It is pure: it changes nothing, and equal observations give
-// equal plans.
+// Desired decides what to do on a node from its observed state. It is pure: equal observations give equal plans.
 func Desired(o Observed) Plan {
 	p := Plan{Memory: o.Memory}
 	p.choosePolicy(&o)
@@ -102,7 +101,7 @@ func Desired(o Observed) Plan {
 // report adds a report.
 func (p *Plan) report(r Report) { p.Reports = append(p.Reports, r) }
 
-// scheduleWork decides what is to be done on the hardware, and whether the node is to be observed again after that.
+// scheduleWork decides which work the hardware needs, and whether the node must be observed again afterwards.
 func (p *Plan) scheduleWork(o *Observed) {
 	if !o.Ready || p.Release != nil {
 		return
@@ -116,8 +115,8 @@ func (p *Plan) scheduleWork(o *Observed) {
 	p.ObserveAgain = o.Pass < maxPasses && (p.Recover || p.Layouts || p.offerChanged(o))
 }
 
-// mustRecover reports whether hardware and specs are to be brought in line with the records: after the start, after what
-// recovery depends on has changed, periodically, and while something is left to finish.
+// mustRecover reports whether to bring hardware and specs in line with the records: after the start, after a change of something
+// that recovery depends on, periodically, and while work is unfinished.
 func (p *Plan) mustRecover(o *Observed) bool {
 	m := &p.Memory
 	unfinished := o.Unfinished || len(o.LayoutProblems) > 0
@@ -141,7 +140,7 @@ func (p *Plan) finishAt() time.Time {
 	return from.Add(finishEvery)
 }
 
-// scheduleLook decides when to look again though nothing is observed to change.
+// scheduleLook decides when to plan again even though no change is observed.
 func (p *Plan) scheduleLook(o *Observed) {
 	look := func(at time.Time) {
 		if p.LookAgain.IsZero() || at.Before(p.LookAgain) {

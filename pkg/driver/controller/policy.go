@@ -18,13 +18,13 @@ const (
 	reasonPolicyApplied = "PolicyApplied"
 )
 
-// noPolicy stands for the name of the active policy where there is none.
+// noPolicy stands for the name of a missing active policy.
 const noPolicy = "none"
 
 // Policy is a policy with its name.
 type Policy = policy.Active
 
-// rulesOf are those of the active policy; without one, no GPU is offered, and what is allocated stays allocated.
+// rulesOf returns the rules of the active policy; without one, no GPU is offered, but allocations stay.
 func rulesOf(active *Policy) *v1alpha1.NodePolicy {
 	if active == nil {
 		return &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Exclude: true}}}
@@ -32,7 +32,7 @@ func rulesOf(active *Policy) *v1alpha1.NodePolicy {
 	return active.Policy
 }
 
-// choosePolicy activates the policy that the node's label selects, if it can be used.
+// choosePolicy activates the policy that the node's label selects, if it is usable.
 func (p *Plan) choosePolicy(o *Observed) {
 	m := &p.Memory
 	active, err := policy.SelectActive(m.Active, o.Policies, o.PolicyErr, o.Cluster.Node.Policy, func(candidate *v1alpha1.NodePolicy) error {
@@ -62,7 +62,7 @@ func (p *Plan) choosePolicy(o *Observed) {
 	}
 }
 
-// reportNotes reports what was not taken over from files of other formats, once.
+// reportNotes reports, once, settings of other file formats that were not converted.
 func reportNotes(p *Plan, set *policy.Set) {
 	if set == nil || slices.Equal(set.Notes(), p.Memory.PolicyNotes) {
 		return
@@ -93,8 +93,7 @@ func reportInvalid(p *Plan, err error, news, again bool) {
 	}
 }
 
-// reportApplied reports which policy is active, where it has changed or was in doubt. The first one that a node ever has is no
-// Event.
+// reportApplied reports the active policy if it has changed or was in doubt. A node's first policy causes no Event.
 func reportApplied(p *Plan, changed, before, doubted bool) {
 	name := p.Memory.Active.Name
 	p.Status.Policy = name

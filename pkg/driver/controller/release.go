@@ -14,16 +14,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// ErrReleaseRequested is why the driver is released by the node's label.
+// ErrReleaseRequested is the reason for a release requested by the node's label.
 var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again "+
 	"once the label is gone", v1alpha1.ReleaseDriverLabel)
 
-// ErrDriverAvailable ends Release once the driver can be used again: the plugin re-executes itself. It may be another release
-// of the driver, and a library that calls were bound to stays in a process for good (dlclose(3): what the program itself refers
-// to is not unloaded).
+// ErrDriverAvailable ends Release once the driver can be used again: the plugin re-executes itself. The driver may be another
+// release, but a library that calls were bound to stays in a process for good (dlclose(3): objects that the program itself
+// references are not unloaded).
 var ErrDriverAvailable = errors.New("the NVIDIA driver can be used again")
 
-// ReleaseReason is why the driver is not to be used: the node's label, or something of it is missing; nil if it can be used.
+// ReleaseReason is why the driver must not be used: the node's label, or missing parts of it; nil if it can be used.
 func ReleaseReason(node cluster.Node, missing error) error {
 	if node.ReleaseDriver {
 		return ErrReleaseRequested
@@ -34,8 +34,8 @@ func ReleaseReason(node cluster.Node, missing error) error {
 	return nil
 }
 
-// considerRelease decides whether the driver is to be released. A recovery comes first: what a plugin that was killed left half
-// done can be told from what is unmanaged only in the session of the driver that created it.
+// considerRelease decides whether to release the driver. A recovery comes first: only in the driver session that created them can
+// the leftovers of a killed plugin be distinguished from unmanaged partitions.
 func (p *Plan) considerRelease(o *Observed) {
 	if !o.Ready || p.Memory.Recovered.IsZero() {
 		return
@@ -48,9 +48,9 @@ func (p *Plan) considerRelease(o *Observed) {
 	}
 }
 
-// Release ends the use of the driver, so that it can be unloaded, and waits until it can be used again, which ends it with
-// ErrDriverAvailable. Nothing new is prepared meanwhile; what claims release is on record, and is removed afterwards. It is
-// called after Run, with its reason.
+// Release stops using the driver, so that it can be unloaded, waits until it can be used again, and then returns
+// ErrDriverAvailable. Meanwhile nothing is prepared; devices that claims release are on record, and are removed afterwards. It is
+// called after Run, with the reason that Run returned.
 func (l *Loop) Release(ctx context.Context, why error) error {
 	l.Released(ctx, errors.Is(why, ErrReleaseRequested))
 	l.Reporter.Driver(why)
@@ -68,8 +68,8 @@ func (l *Loop) Release(ctx context.Context, why error) error {
 	return ErrDriverAvailable
 }
 
-// endSession ends the driver's session on record. Until that is durable the driver is not released: partitions that others
-// create afterwards would be taken for Cleave's own.
+// endSession ends the recorded driver session. The driver is not released before that is durable: partitions that others create
+// afterwards would be mistaken for Cleave's own.
 func (l *Loop) endSession(ctx context.Context) error {
 	tick := time.NewTicker(l.DriverRetry)
 	defer tick.Stop()
@@ -113,8 +113,8 @@ func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 	}
 }
 
-// AwaitLabel returns once the node's label lets the driver be used, or ctx ends. waiting is called if that is not at once. It
-// is called before Begin.
+// AwaitLabel returns once the node's label lets the driver be used, or ctx ends. waiting is called if it has to wait. It is called
+// before Begin.
 func (l *Loop) AwaitLabel(ctx context.Context, state func() cluster.State, waiting func()) error {
 	if !state().Node.ReleaseDriver {
 		return nil

@@ -27,7 +27,7 @@ func (l *Loop) report(ctx context.Context, r Report) {
 	}
 }
 
-// keep makes the active policy durable.
+// keep persists the active policy.
 func (l *Loop) keep(ctx context.Context, p *Policy) {
 	err := l.KeepPolicy(p)
 	if now := text(err); now != l.keepErr {

@@ -15,17 +15,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/health"
 )
 
-// View is what slices are made of.
+// View is the input of a node's slices.
 type View struct {
 	Node     *policy.Node
 	Taints   []nodeslices.Taint
 	Existing []Existing
 	Lists    bool
-	// Order is the names of the whole GPUs and of shared devices, as ordered by what is allocated.
+	// Order is the names of the whole GPUs and of shared devices, ordered by allocation.
 	Order []string
 }
 
-// publish decides which slices there are to be.
+// publish decides which slices to publish.
 func (p *Plan) publish(o *Observed) {
 	if !o.Ready || o.Unlisted || p.ObserveAgain && !p.publishFirst(o) {
 		return
@@ -43,14 +43,14 @@ func (p *Plan) publish(o *Observed) {
 	}
 }
 
-// publishFirst reports whether the first publication need not wait until the node was observed again. Where no GPU is in MIG
-// mode there are no partitions to look for first, and the first publication takes a second. Else slices come after the first
-// recovery, so that a restart does not remove taints and put them back.
+// publishFirst reports whether the first publication may precede the second observation of the node. Without a GPU in MIG mode
+// there are no partitions to find first, and publishing takes a second. Otherwise slices follow the first recovery, so that a
+// restart does not remove taints and restore them.
 func (p *Plan) publishFirst(o *Observed) bool {
 	return p.Memory.Published == nil && !slices.ContainsFunc(o.Inventory.GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled })
 }
 
-// view is the inventory that is published, and what is published with it.
+// view returns the published inventory and the rest of the published state.
 func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
 	node := p.Offer
 	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete),
@@ -71,7 +71,7 @@ func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
 	}
 }
 
-// taintAll taints what a GPU offers.
+// taintAll taints all devices of a GPU.
 func taintAll(node *policy.Node, g *gpu.GPU, key string) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for _, s := range node.Shapes(g) {
@@ -80,7 +80,7 @@ func taintAll(node *policy.Node, g *gpu.GPU, key string) []nodeslices.Taint {
 	return taints
 }
 
-// mpsTaints are those of devices that need the MPS supervisor while it is away.
+// mpsTaints are on devices that need the MPS supervisor while it is unavailable.
 func (p *Plan) mpsTaints(node *policy.Node) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	if !p.Memory.MPSAway {
@@ -108,7 +108,7 @@ func (p *Plan) releaseTaints(node *policy.Node) []nodeslices.Taint {
 	return taints
 }
 
-// HealthTaints are on devices that have something of an unhealthy GPU: one each, for the worst condition.
+// HealthTaints are on devices that include unhealthy parts of a GPU: one each, for the worst condition.
 func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for i := range node.GPUs {
@@ -128,7 +128,7 @@ func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) 
 	return taints
 }
 
-// SpecTaints are on the devices of GPUs that cannot be given to containers.
+// SpecTaints are on the devices of GPUs that cannot be injected into containers.
 func SpecTaints(node *policy.Node, incomplete map[string]error) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for i := range node.GPUs {
@@ -139,7 +139,7 @@ func SpecTaints(node *policy.Node, incomplete map[string]error) []nodeslices.Tai
 	return taints
 }
 
-// freeGPUs reports of a GPU whether nothing of it is allocated. Claims with admin access are allocated nothing.
+// freeGPUs reports whether no device of a GPU is allocated. Admin access is no allocation.
 func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
 	allocated := map[string]bool{}
 	for _, r := range all {
@@ -152,7 +152,7 @@ func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
 	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
 }
 
-// usedShares reports of a shared GPU whether a claim has a share of it.
+// usedShares reports whether a claim has a share of a shared GPU.
 func usedShares(all []*records.Record) func(gpu.Shape) bool {
 	used := map[string]bool{}
 	for _, r := range all {
@@ -165,5 +165,5 @@ func usedShares(all []*records.Record) func(gpu.Shape) bool {
 	return func(s gpu.Shape) bool { return used[s.Name()] }
 }
 
-// differs reports whether slices made of another view are other slices.
+// differs reports whether slices of another view would be different.
 func (v *View) differs(now *View) bool { return !reflect.DeepEqual(v, now) }

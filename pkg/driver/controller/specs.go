@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// considerSpecs reports which GPUs cannot be given to containers, and why, and which can be again.
+// considerSpecs reports which GPUs cannot be injected into containers, and why, and which can be again.
 func (p *Plan) considerSpecs(o *Observed) {
 	before, now := p.Memory.Incomplete, map[string]string{}
 	devices := map[string][]string{} // by reason
@@ -22,7 +22,7 @@ func (p *Plan) considerSpecs(o *Observed) {
 	}
 	for _, reason := range slices.Sorted(maps.Keys(devices)) {
 		p.report(Report{
-			Log: "GPUs cannot be given to containers", Err: errors.New(reason), Values: []any{"gpus", devices[reason]},
+			Log: "GPUs cannot be injected into containers", Err: errors.New(reason), Values: []any{"gpus", devices[reason]},
 			Warning: true, Reason: "DriverIncomplete", Message: strings.Join(devices[reason], ", ") + ": " + reason,
 		})
 	}
@@ -34,7 +34,7 @@ func (p *Plan) considerSpecs(o *Observed) {
 	}
 	if len(back) > 0 {
 		p.report(Report{
-			Log: "GPUs can be given to containers again", Values: []any{"gpus", back},
+			Log: "GPUs can be injected into containers again", Values: []any{"gpus", back},
 			Reason: "DriverComplete", Message: strings.Join(back, ", ") + ": device nodes and files of the driver are complete",
 		})
 	}

@@ -9,34 +9,34 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// A device that is offered no more may be allocated to a claim that is not prepared yet: the kubelet prepares claims once volumes
-// are mounted, which may take minutes. Were such a device gone, the claim could not be prepared, and the scheduler would allocate
-// again what it consumes. So it stays, tainted, through these states, whatever it went for:
+// A device that is no longer offered may be allocated to a claim that is not prepared yet: the kubelet prepares claims once volumes
+// are mounted, which may take minutes. Without the device the claim could not be prepared, and the scheduler would allocate its
+// resources again. So it stays, tainted, through these states, whatever replaces it:
 //
 //	published with its taint -> the API server has that, for withdrawSettle -> claims are listed -> gone, or kept for those that have it
 //
-// The records, and what was listed before, say of a claim that is known that it has the device; only those unknown are looked for.
+// Claims in the records and in earlier listings are known to have the device; listing looks only for unknown ones.
 
 // Times of withdrawals.
 const (
-	// withdrawSettle is how long the API server must have had devices with their taint before claims are listed: schedulers see the
-	// taint by their watches, and what they had decided before is written.
+	// withdrawSettle is how long the API server must have had the tainted devices before claims are listed: by then schedulers'
+	// watches show the taint, and their earlier decisions are written.
 	withdrawSettle = 5 * time.Second
-	// arriveAtMost is after what time slices count as arrived that were never seen as they are wanted, because an API server
-	// without the feature gates for taints or counters drops those, and answers.
+	// arriveAtMost is the time after which slices count as arrived though they were never read back unchanged: an API server
+	// without the feature gates for taints or counters silently drops those fields.
 	arriveAtMost = 30 * time.Second
-	// rewriteAtMost is the longest time from a write of slices that has failed to the next (DefaultTypedControllerRateLimiter of
-	// k8s.io/client-go/util/workqueue, by which k8s.io/dynamic-resource-allocation/resourceslice tries again).
+	// rewriteAtMost is the longest time from a failed write of slices to the retry (DefaultTypedControllerRateLimiter of
+	// k8s.io/client-go/util/workqueue, which k8s.io/dynamic-resource-allocation/resourceslice uses).
 	rewriteAtMost = 1000 * time.Second
 )
 
-// withdrawal is how far devices are withdrawn.
+// withdrawal is the progress of withdrawing devices.
 type withdrawal struct {
-	// Planned is when they were to be published with their taint, Since is when the API server first had that; zero before.
+	// Planned is when their publication with the taint was planned, Since is when the API server first had it; zero before.
 	Planned, Since time.Time
 }
 
-// over reports whether the claims were listed since the devices could no longer be allocated.
+// over reports whether claims were listed after the devices could no longer be allocated.
 func (w withdrawal) over(o *Observed) bool {
 	return !w.Since.IsZero() && !o.Listed.Before(w.settled())
 }
@@ -44,8 +44,8 @@ func (w withdrawal) over(o *Observed) bool {
 // settled is when claims can be listed.
 func (w withdrawal) settled() time.Time { return w.Since.Add(withdrawSettle) }
 
-// late is when slices that were not seen to arrive count as arrived. While the API server does not answer, or refuses them, they may be
-// on their way.
+// late is when slices that were not seen to arrive count as arrived. While the API server is unavailable, or refuses them, they may
+// still be pending.
 func (w withdrawal) late(o *Observed) time.Time {
 	from := w.Planned
 	if o.ListFailed.After(from) {
@@ -57,14 +57,14 @@ func (w withdrawal) late(o *Observed) time.Time {
 	return from.Add(arriveAtMost)
 }
 
-// published is a withdrawal after a plan that publishes it. arrived says that the API server has had it before.
+// published returns the withdrawal after a plan that publishes it. arrived reports whether the API server has it.
 func (w withdrawal) published(o *Observed, arrived func(before bool) bool) withdrawal {
 	before := !w.Planned.IsZero()
 	if !before {
 		w.Planned = o.Now
 	}
 	if !w.Since.IsZero() && !o.Arrived && (o.ListFailed.After(w.Since) || o.WriteFailed.After(w.Since)) {
-		w.Since = time.Time{} // it counted as arrived, and the API server was away, or refused it
+		w.Since = time.Time{} // it counted as arrived, but the API server was unavailable or refused it
 	}
 	if w.Since.IsZero() && (arrived(before) || !o.Now.Before(w.late(o))) {
 		w.Since = o.Now
@@ -72,7 +72,7 @@ func (w withdrawal) published(o *Observed, arrived func(before bool) bool) withd
 	return w
 }
 
-// look is when to look again because of a withdrawal, and list the time after which claims are to be listed now; zero for none.
+// look returns when to look at a withdrawal again, and the time after which claims must be listed; zero for none.
 func (w withdrawal) look(o *Observed) (again, list time.Time) {
 	switch {
 	case w.Planned.IsZero() || w.over(o):
@@ -86,11 +86,11 @@ func (w withdrawal) look(o *Observed) (again, list time.Time) {
 	}
 }
 
-// withdrawals are the part of a plan that is about devices that go.
+// withdrawals is the part of a plan that concerns withdrawn devices.
 type withdrawals struct{ *Plan }
 
-// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. The
-// node may have fewer capabilities than it had then: an MPS supervisor starts alongside, a feature gate was switched off.
+// noteBefore remembers in the first plan the devices published before the plugin's start, under the policy active then. The node
+// may have fewer capabilities now: the MPS supervisor may start at the same time, or a feature gate may be off now.
 func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
 		return
@@ -105,7 +105,7 @@ func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
 }
 
-// withdraw has a node offer, withdrawn, what it offered before and does no longer.
+// withdraw adds to a node, as withdrawn, the devices that it offered before and no longer does.
 func (p withdrawals) withdraw(o *Observed, node *policy.Node) {
 	m := &p.Memory
 	if m.Previous != nil && m.Withdrawal.over(o) {
@@ -123,7 +123,7 @@ func (p withdrawals) withdraw(o *Observed, node *policy.Node) {
 	addWithdrawn(node, m.Previous, nil)
 }
 
-// offersAll reports whether a node offers all devices of before that its GPUs can be.
+// offersAll reports whether a node offers all devices of before that its GPUs support.
 func offersAll(node, before *policy.Node) bool {
 	for i := range before.GPUs {
 		g := node.Find(before.GPUs[i].PCI.DeviceName())
@@ -139,7 +139,7 @@ func offersAll(node, before *policy.Node) bool {
 	return true
 }
 
-// lacks reports whether a node offers less than before: a device is missing or withdrawn that was not, and that its GPU can be.
+// lacks reports whether a node offers less than before: a device that its GPU supports is newly missing or withdrawn.
 func lacks(node, before *policy.Node) bool {
 	if node.Node == before.Node && reflect.DeepEqual(node.Offers, before.Offers) {
 		return false
@@ -167,7 +167,7 @@ func lacks(node, before *policy.Node) bool {
 	return false
 }
 
-// note notes how far withdrawals are after what this plan publishes, and has claims listed where that is due.
+// note updates the progress of withdrawals after this plan's publication, and requests a listing of claims when due.
 func (p withdrawals) note(o *Observed) {
 	m := &p.Memory
 	if o.Ready && (!p.ObserveAgain || p.Slices != nil) {
@@ -185,13 +185,13 @@ func (p withdrawals) note(o *Observed) {
 	}
 }
 
-// arrived reports whether the API server has what is published by this plan, or by one before.
+// arrived reports whether the API server has the slices of this plan, or of the one before.
 func (p *Plan) arrived(o *Observed, before bool) bool {
 	return o.Arrived && (before || p.Slices == nil)
 }
 
-// hide decides whether what is not allocated is not published at all because of a conflict. What was published before is
-// tainted first, as it may have been allocated.
+// hide decides whether a conflict hides unallocated devices altogether. Published devices are tainted first, as they may have been
+// allocated.
 func (p withdrawals) hide(o *Observed) {
 	m := &p.Memory
 	if m.Conflict == "" {

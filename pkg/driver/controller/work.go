@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// work is a set of what is done on hardware and records, in this order. Each takes locks of GPUs, which Prepare may hold for as
-// long as the kubelet waits for it, calls the driver, which may hang, and writes to a disk.
+// work is a set of tasks on hardware and records, in this order. Each takes locks of GPUs, which Prepare may hold for as long as
+// the kubelet waits for it, calls the driver, which may hang, and writes to a disk.
 type work uint
 
 const (
@@ -19,10 +19,10 @@ const (
 	layoutWork
 )
 
-// workTime bounds how long a step of the loop waits for work: the health and the policies of all GPUs wait for the loop.
+// workTime bounds how long a step of the loop waits for work: health and policies of all GPUs are handled by the loop.
 const workTime = time.Second
 
-// workOf is what of a plan is done alongside the loop.
+// workOf returns the part of a plan that runs concurrently with the loop.
 func workOf(p *Plan) (due work) {
 	if p.Recover {
 		due |= recoverWork
@@ -36,35 +36,35 @@ func workOf(p *Plan) (due work) {
 	return due
 }
 
-// do has work done, and waits for it as long as there is time: mostly until its end.
+// do starts work and waits for it as long as time permits: usually until its end.
 func (l *Loop) do(ctx context.Context, w work) {
 	l.work.start(ctx, l.Claims, w, func() { l.Mark(Work) })
 	l.work.await(ctx)
 }
 
-// workRunner does work alongside the loop, one thing after another. What is wanted meanwhile is done after that, once.
+// workRunner runs tasks concurrently with the loop, one after another. Tasks requested meanwhile run once, afterwards.
 type workRunner struct {
 	running sync.WaitGroup
-	// until is how long the present step of the loop waits; zero for no bound.
+	// until is the deadline of the current step's wait; zero for no bound.
 	until time.Time
 
 	mu  sync.Mutex
 	due work
-	// ended is closed at the end of the work that is being done; nil where none is.
+	// ended is closed at the end of the running work; nil without any.
 	ended chan struct{}
-	// late: the loop has gone on meanwhile.
+	// late is set once the loop has stopped waiting.
 	late     bool
 	problems []LayoutProblem
 }
 
-// state reports whether work is being done, and what was in the way of layouts when they were applied last.
+// state reports whether work is running, and the problems of the last attempt to apply layouts.
 func (r *workRunner) state() (working bool, problems []LayoutProblem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ended != nil, r.problems
 }
 
-// start has more work done. At the end of all work late is called, if the loop did not wait for that.
+// start adds work. At the end of all work late is called, unless the loop waited for that.
 func (r *workRunner) start(ctx context.Context, claims Claims, more work, late func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +96,7 @@ func (r *workRunner) do(ctx context.Context, claims Claims, w work) {
 	}
 }
 
-// take removes what is first among the work that is due and returns it; 0, and the end, if there is none.
+// take removes and returns the first task due; 0, and ends the run, if there is none.
 func (r *workRunner) take(ctx context.Context, late func()) work {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +113,7 @@ func (r *workRunner) take(ctx context.Context, late func()) work {
 	return 0
 }
 
-// await returns at the end of all work, or when the step waits no longer.
+// await returns at the end of all work, or at the deadline of the step.
 func (r *workRunner) await(ctx context.Context) {
 	r.mu.Lock()
 	ended := r.ended
