@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// calls bounds what is called of a library.
+// calls bounds the calls of a library.
 type calls struct {
 	lib       Library
 	inventory *inventory
@@ -56,7 +56,7 @@ func on[T any](
 		}
 		value, err := once(ctx, c, h, pci, call, limit, changes, f)
 		if next, nextErr := c.inventory.handle(pci); errors.Is(err, errRestarted) && nextErr == nil && next.epoch != h.epoch {
-			continue // nothing was called, and there is a handle of the session as it is now
+			continue // nothing was called, and the restarted session has a new handle
 		}
 		return value, err
 	}

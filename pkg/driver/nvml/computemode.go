@@ -57,7 +57,7 @@ func computeMode(dev Device) (int, error) {
 	return mode, nil
 }
 
-// directComputeMode is computeMode for who has to tell GPUs in MIG mode, gpu.ErrInMIGMode, from those that have no compute modes.
+// directComputeMode is computeMode, but returns gpu.ErrInMIGMode for GPUs in MIG mode, to distinguish those without compute modes.
 func directComputeMode(dev Device) (int, error) {
 	mode, err := computeMode(dev)
 	if errors.Is(err, gpu.ErrNotSupported) {
@@ -68,8 +68,8 @@ func directComputeMode(dev Device) (int, error) {
 	return mode, err
 }
 
-// SetComputeMode sets the compute mode of the GPU at an address. The driver keeps it in memory: it outlives resets, MIG mode and the last
-// client, until the driver is unloaded (open-gpu-kernel-modules, gpu_registry.c; nvml.h, nvmlDeviceSetComputeMode).
+// SetComputeMode sets the compute mode of the GPU at an address. The driver keeps it in memory until it is unloaded: it outlives
+// resets, MIG mode and the last client (open-gpu-kernel-modules, gpu_registry.c; nvml.h, nvmlDeviceSetComputeMode).
 func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
 	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetComputeMode", errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Direct is a short NVML session without an inventory. It opens the GPUs that it is asked about and no other, which may be
-// about to be reset: "this API causes NVML to initialize the target GPU", and another only where the target is part of SLI
-// (nvml.h, nvmlDeviceGetHandleByPciBusId_v2).
+// Direct is a short NVML session without an inventory. It opens only the requested GPUs, because others may be about to be reset:
+// "this API causes NVML to initialize the target GPU", and another only where the target is part of SLI (nvml.h,
+// nvmlDeviceGetHandleByPciBusId_v2).
 type Direct struct {
 	lib      Library
 	timeouts Timeouts
@@ -52,7 +52,7 @@ func openDirect(ctx context.Context, lib Library, dogs *watchdogs) (*Direct, err
 	return d, nil
 }
 
-// Close ends the session. It fails while one of its calls is running, which uses what nvmlShutdown frees.
+// Close ends the session. It fails while one of its calls is running, because nvmlShutdown would free memory in use.
 func (d *Direct) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *Direct) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid st
 	return nil
 }
 
-// directly opens a GPU, makes sure that it is the one with a UUID, and calls a function about it.
+// directly opens a GPU, verifies its UUID, and calls a function with it.
 func directly[T any](
 	ctx context.Context, d *Direct, pci gpu.PCIAddress, uuid string, limit time.Duration, changes bool, f func(Device) (T, error),
 ) (T, error) {
@@ -105,7 +105,7 @@ func directly[T any](
 	return bounded(ctx, dog, fmt.Sprintf("a call about the GPU at %s", pci), limit, changes, func() (T, error) { return f(dev) })
 }
 
-// isGPU fails if a GPU is another one than that with a UUID; an empty one is that of any.
+// isGPU fails if a GPU does not have the UUID; an empty UUID matches any.
 func isGPU(dev Device, uuid string) error {
 	if uuid == "" {
 		return nil
@@ -114,7 +114,7 @@ func isGPU(dev Device, uuid string) error {
 	case err != nil:
 		return err
 	case now != uuid:
-		return fmt.Errorf("GPU %s is now in the place of %s: %w", now, uuid, errors.Join(gpu.ErrReplaced, gpu.ErrNotFound))
+		return fmt.Errorf("GPU %s has replaced %s: %w", now, uuid, errors.Join(gpu.ErrReplaced, gpu.ErrNotFound))
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 	return d, nil
 }
 
-// readNode reads what concerns no single GPU. After a hang the caller must not use node and count.
+// readNode reads node-wide data. After a hang the caller must not use node and count.
 func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 	if node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
 		return fmt.Errorf("read the driver's version: %w", err)
@@ -208,9 +208,9 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
 	// NVML does not report this. The compute capability of Ampere is 8.x, that of Hopper 9.0.
 	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
-	// It is the same where the GPU is passed through to a guest: that "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode) is
-	// about "reset functionality", and what needs no reset is a property of the chip (open-gpu-kernel-modules 595.45.04,
-	// g_gpu_nvoc.c, PDB_PROP_GPU_RESETLESS_MIG_SUPPORTED). See inventory.noteResetRequired for a guest that differs.
+	// The same applies to a GPU passed through to a guest: "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode) is about "reset
+	// functionality", but whether a reset is needed is a property of the chip (open-gpu-kernel-modules 595.45.04, g_gpu_nvoc.c,
+	// PDB_PROP_GPU_RESETLESS_MIG_SUPPORTED). See inventory.noteResetRequired for guests that differ.
 	if g.Virtualization == gpu.VGPU {
 		g.MIG.NeedsReset, g.MIG.Fixed = false, true
 	}

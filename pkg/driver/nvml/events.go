@@ -43,7 +43,7 @@ type Events struct {
 	epoch   int64
 	// hanging is set if a call may still use the set, which is then never freed.
 	hanging bool
-	// outdated is set once there is a GPU that the subscription lacks.
+	// outdated is set once the subscription lacks a GPU.
 	outdated atomic.Bool
 }
 
@@ -142,7 +142,7 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 	return event, true, nil
 }
 
-// wholeGPU is the GPU instance ID of events that concern no GPU instance.
+// wholeGPU is the GPU instance ID of events about a whole GPU.
 const wholeGPU = 0xFFFFFFFF
 
 // Close ends the subscription.

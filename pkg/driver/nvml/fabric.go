@@ -41,9 +41,9 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 	})
 }
 
-// registration is the state of a registration. The driver also reports it as completed where Fabric Manager has failed, and where
-// the GPU is degraded: with a status that is no success (nvml.h: "must be checked only if Probe state returns complete";
-// open-gpu-kernel-modules 595.45.04, subdevice_ctrl_gpu_kernel.c, GPU_GET_NVLINK_FABRIC probe).
+// registration is the state of a registration. The driver also reports it as completed if Fabric Manager has failed or the GPU is
+// degraded, with an unsuccessful status (nvml.h: "must be checked only if Probe state returns complete"; open-gpu-kernel-modules
+// 595.45.04, subdevice_ctrl_gpu_kernel.c, GPU_GET_NVLINK_FABRIC probe).
 func (i FabricInfo) registration() gpu.FabricState {
 	state := gpu.FabricState(i.State)
 	if state == gpu.FabricCompleted && (i.Status != nil || i.isUnhealthy()) {
@@ -52,8 +52,8 @@ func (i FabricInfo) registration() gpu.FabricState {
 	return state
 }
 
-// isUnhealthy reports whether the health mask says that the GPU cannot reach others (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*). A lower
-// bandwidth and recoveries under way leave it working.
+// isUnhealthy reports whether, according to the health mask, the GPU cannot reach others (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*).
+// Lower bandwidth and a recovery in progress leave it working.
 func (i FabricInfo) isUnhealthy() bool {
 	of := func(shift, width uint32) uint32 { return i.Health >> shift & width }
 	return of(nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY) ==

@@ -31,17 +31,17 @@ type handle struct {
 	replaced error
 }
 
-// inventory is what was read of the node's GPUs so far.
+// inventory is the data read from the node's GPUs so far.
 type inventory struct {
 	sysfs fs.ReadLinkFS
 
 	mu   sync.RWMutex
 	last *discovery
-	// listed are the GPUs whose PCI function sysfs listed at some read.
+	// listed are the GPUs whose PCI function sysfs listed in any read.
 	listed map[gpu.PCIAddress]bool
-	// released are the GPUs that were closed and are not to be opened, see Session.Release.
+	// released are closed GPUs that must not be opened, see Session.Release.
 	released map[gpu.PCIAddress]bool
-	// resetRequired are the UUIDs of GPUs whose driver answered that their MIG mode needs a reset, though their chip needs none.
+	// resetRequired are the UUIDs of GPUs whose MIG mode needs a reset according to the driver, though their chip needs none.
 	resetRequired map[string]bool
 }
 
@@ -52,8 +52,8 @@ func newInventory(sysfs fs.ReadLinkFS) *inventory {
 	}
 }
 
-// noteResetRequired records that the MIG mode of the GPU at an address needs a reset, if that is one of a guest, for as long as the
-// session lasts: a guest that was rebooted begins another. On bare metal the generation of the board says whether it does.
+// noteResetRequired records, in a guest, that the MIG mode of the GPU at an address needs a reset. It holds for the session, as a
+// rebooted guest starts another. On bare metal the generation of the board determines whether a reset is needed.
 func (v *inventory) noteResetRequired(pci gpu.PCIAddress) (noted bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -107,7 +107,7 @@ func (v *inventory) adopt(d *discovery) {
 	}
 }
 
-// updateLinks takes over the NVLinks of GPUs that were read anew.
+// updateLinks updates the NVLinks from freshly read GPUs.
 func (v *inventory) updateLinks(fresh []gpu.GPU) (changed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -148,9 +148,9 @@ func (v *inventory) wasListed(pci gpu.PCIAddress) bool {
 	return v.listed[pci]
 }
 
-// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears down a GPU's
-// state when the last file of it is closed, and the next to open it waits until it is set up again (open-gpu-kernel-modules 595.45.04,
-// kernel-open/nvidia/nv.c, nv_close_device). Partitions come back by themselves (the same release,
+// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears down a
+// GPU's state when its last file is closed, and the next open waits for its initialisation (open-gpu-kernel-modules 595.45.04,
+// kernel-open/nvidia/nv.c, nv_close_device). Partitions are restored automatically (the same release,
 // kernel_mig_manager.c:2680-2830).
 func (v *inventory) openNodes(root string) (closeNodes func(), err error) {
 	var files []*os.File

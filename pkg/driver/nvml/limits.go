@@ -32,9 +32,9 @@ func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	return check(setMemoryLimits, d.dev.SetMemoryLimits_v1(cgroup, soft, hard))
 }
 
-// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes, given the root of the unified hierarchy,
-// such as /sys/fs/cgroup. It is a capability of driver and node: a GPU in MIG mode, which answers that it is not supported, has it
-// once it leaves the mode if the others have it.
+// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes, given the root of the unified
+// hierarchy, such as /sys/fs/cgroup. It is a capability of driver and node: a GPU in MIG mode answers "not supported", but has it
+// after MIG mode if other GPUs have it.
 func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
 	if !s.calls.lib.HasFunction(getMemoryLimits) || !s.calls.lib.HasFunction(setMemoryLimits) {
 		return false
@@ -49,7 +49,7 @@ func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root str
 			}
 		}
 		if asked == nil {
-			return regionsIn(root) // nobody can be asked now
+			return regionsIn(root) // no GPU can be queried now
 		}
 	}
 	cgroup := limitedCgroup(root)
@@ -66,9 +66,9 @@ func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root str
 	})
 }
 
-// limitedCgroup is a cgroup to ask about. Where the kernel limits the memory of devices (dmem, Linux 6.14 and later), the driver
-// answers "not supported" of a cgroup without the controller's files, such as the root (NVIDIA MPS documentation, "Memory
-// partitioning"; kernel documentation, cgroup-v2, "DMEM"): a child of it that has them is asked about then. Else the root is.
+// limitedCgroup returns a cgroup to query. If the kernel limits device memory (dmem, Linux 6.14 and later), the driver answers "not
+// supported" for a cgroup without the controller's files, such as the root (NVIDIA MPS documentation, "Memory partitioning"; kernel
+// documentation, cgroup-v2, "DMEM"): then a child that has them is used, otherwise the root.
 func limitedCgroup(root string) string {
 	limited, _ := filepath.Glob(filepath.Join(root, "*", "dmem.max")) // in order
 	if len(limited) > 0 {
@@ -77,7 +77,7 @@ func limitedCgroup(root string) string {
 	return root
 }
 
-// regionsIn reports whether the kernel knows memory of NVIDIA GPUs that it can limit. The file is in the root alone.
+// regionsIn reports whether the kernel can limit memory of NVIDIA GPUs. The file exists only in the root.
 func regionsIn(root string) bool {
 	data, err := os.ReadFile(filepath.Join(root, "dmem.capacity"))
 	return err == nil && bytes.Contains(data, []byte("nvidia"))
@@ -118,15 +118,15 @@ func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error 
 	if err != nil {
 		return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, of.UUID, err)
 	}
-	// No soft limit: it is a reservation, which the kernel adds to all cgroups above, where it stays after the container's is gone
-	// (NVIDIA MPS documentation, "Ancestor reservation propagation").
+	// No soft limit: it is a reservation, which the kernel adds to all ancestors, where it outlives the container's cgroup (NVIDIA
+	// MPS documentation, "Ancestor reservation propagation").
 	if err := dev.SetMemoryLimits(cgroup, 0, limit); err != nil {
 		return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, of.UUID, limit, err)
 	}
 	return nil
 }
 
-// findLimited opens a GPU. The driver initialises each GPU that is opened, which takes seconds, and may hang for one that is not meant.
+// findLimited opens a GPU. It opens no others: the driver initialises each GPU on open, which takes seconds and may hang.
 func findLimited(lib Library, of LimitedGPU) (Device, error) {
 	return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultTimeouts.Change, false, func() (Device, error) {
 		dev, err := lib.DeviceByPCI(of.PCI)

@@ -104,7 +104,7 @@ func readFabric(nvlinks Links, g *gpu.GPU, e *errs) {
 	}
 	g.FabricState = info.registration()
 	if g.FabricState == gpu.FabricFailed {
-		g.NVLinks.Active, g.NVLinks.Peers = 0, nil // trained, and of no use
+		g.NVLinks.Active, g.NVLinks.Peers = 0, nil // trained but unusable
 	}
 	if g.NVLinks.Active == 0 || g.FabricState != gpu.FabricCompleted || info.ClusterUUID == [16]byte{} {
 		return

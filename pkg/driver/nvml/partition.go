@@ -15,10 +15,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// SetMIG enables or disables the MIG mode of a GPU and fails unless the mode takes effect at once. The error wraps
-// gpu.ErrInUse if a client uses the GPU, gpu.ErrPartitioned if disabling would destroy GPU instances, and
-// gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted, and Rediscover has the GPU as one whose
-// mode needs a reset.
+// SetMIG enables or disables the MIG mode of a GPU and fails unless the mode takes effect at once. The error wraps gpu.ErrInUse if
+// a client uses the GPU, gpu.ErrPartitioned if disabling would destroy GPU instances, and gpu.ErrResetRequired if only a reset
+// changes the mode; a pending mode is reverted, and Rediscover reports that the GPU's mode needs a reset.
 func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
 	activation, err := alter(ctx, s.calls, pci, "nvmlDeviceSetMigMode", func(dev Device) (activation error, err error) {
 		return setMIG(ctx, dev.MIG(), pci, enable)
@@ -29,8 +28,9 @@ func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) e
 	return err
 }
 
-// setMIG is SetMIG for the GPU at an address. activation is what kept the mode from taking effect: the second result of
-// nvmlDeviceSetMigMode, which says RESET_REQUIRED of the mode, where that of any call may say it of a GPU that has failed.
+// setMIG is SetMIG for the GPU at an address. activation is the reason why the mode did not take effect: the activation status of
+// nvmlDeviceSetMigMode. Its RESET_REQUIRED concerns the mode, whereas any call's return code may be RESET_REQUIRED for a failed
+// GPU.
 func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) (activation, err error) {
 	current, pending, err := mig.MIGMode()
 	if err != nil {
@@ -50,12 +50,12 @@ func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) (acti
 		_, undo := mig.SetMIGMode(current)
 		return activation, errors.Join(fmt.Errorf("set the MIG mode of the GPU at %s to %t: %w", pci, enable, err), undo)
 	}
-	// A GPU that is taken for out of MIG mode, and is not, would be allocated whole.
+	// A GPU mistaken for being out of MIG mode would be allocated whole.
 	switch current, _, err := mig.MIGMode(); {
 	case err != nil:
 		return nil, fmt.Errorf("read the MIG mode of the GPU at %s, which was set to %t: %w", pci, enable, err)
 	case current != enable:
-		return nil, fmt.Errorf("set the MIG mode of the GPU at %s to %t: the driver answers success, and does nothing", pci, enable)
+		return nil, fmt.Errorf("set the MIG mode of the GPU at %s to %t: the driver reports success, but the mode has not changed", pci, enable)
 	}
 	return nil, nil
 }
@@ -281,8 +281,8 @@ func (in instances) ofProfile(profileID int, at *gpu.Placement) ([]gpu.Partition
 			}
 			err = readComputeInstance(gi, &part)
 		}
-		// One that was destroyed meanwhile is left out. At a placement that is certain only of the GPU instance itself: to take
-		// one whose compute instance cannot be read for absent would leave it behind, or destroy what is unmanaged.
+		// Skip an instance that was destroyed meanwhile. At a placement this is certain only if the GPU instance itself cannot be
+		// read: treating one with an unreadable compute instance as absent would leave it behind, or destroy unmanaged instances.
 		if gone := errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotFound); gone && (at == nil || infoErr != nil) {
 			continue
 		}

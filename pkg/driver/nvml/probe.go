@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// probeTimeout bounds the probe of one library: that of a broken driver may hang.
+// probeTimeout bounds the probe of one library: a broken driver may hang.
 const probeTimeout = 15 * time.Second
 
 // ProbeCommand is the hidden subcommand of cleave that ProbeLibrary runs.

@@ -69,9 +69,9 @@ func (l *realLibrary) SystemDriverVersion() (string, error) {
 	return result(l.lib.SystemGetDriverVersion())("nvmlSystemGetDriverVersion")
 }
 
-// SystemCUDADriverVersion asks libcuda.so.1, which NVML opens by that name. In a container the loader does not know the
-// directory of the driver, and NVML answers NOT_FOUND (driver 580.159.04 on an H100). So libcuda is opened before by its path
-// next to NVML: the loader then finds it by its SONAME.
+// SystemCUDADriverVersion asks libcuda.so.1, which NVML opens by that name. In a container the loader does not know the directory
+// of the driver, and NVML answers NOT_FOUND (driver 580.159.04 on an H100). So libcuda is first opened by its path next to NVML:
+// the loader then finds it by its SONAME.
 func (l *realLibrary) SystemCUDADriverVersion() (int, error) {
 	cuda := dl.New(filepath.Join(filepath.Dir(l.path), "libcuda.so.1"), dl.RTLD_LAZY)
 	if cuda.Open() == nil {

@@ -120,8 +120,7 @@ func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) 
 	return changed, nil
 }
 
-// merge returns the next inventory. A known GPU keeps the attributes that were read first, except those that may change
-// during its lifetime.
+// merge returns the next inventory. A known GPU keeps its first attributes, except those that may change during its lifetime.
 func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.PCIAddress) bool) *discovery {
 	next := &discovery{node: now.node, handles: now.handles}
 	next.node.GPUs = nil
@@ -137,7 +136,7 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 				kept.MIG = g.MIG
 			}
 			kept.MIG.NeedsReset = g.MIG.NeedsReset
-			if g.MIG.NeedsReset { // else the mode follows what is allocated
+			if g.MIG.NeedsReset { // otherwise the mode follows allocations
 				kept.MIG.Enabled, kept.MIG.Pending = g.MIG.Enabled, g.MIG.Pending
 			}
 			g = kept
@@ -163,9 +162,9 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 	return next
 }
 
-// restart shuts NVML down and initialises it again, and calls begun before any other call. Queued calls fail with errRestarted,
-// or go on with the handles that begun takes. It fails where a running call does not return within wait: it would use what
-// nvmlShutdown frees. No call runs before the restart has ended, also where that is not waited for any more.
+// restart shuts NVML down, initialises it again, and calls begun before any other call. Queued calls fail with errRestarted, or
+// continue with the handles that begun takes. It fails if a running call does not return within wait: nvmlShutdown would free
+// memory in use. No call runs before the restart has ended, even if the caller no longer waits for that.
 func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func()) (err error) {
 	defer func() {
 		if err != nil {

@@ -15,12 +15,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// releaseWait bounds the wait of Release for running calls, the wait for events among them: calls about other GPUs wait as long.
+// releaseWait bounds the wait of Release for running calls, including the wait for events: calls about other GPUs are blocked as
+// long.
 const releaseWait = 3 * time.Second
 
-// Release closes a GPU, so that it can be reset: its calls fail with gpu.ErrReleased until Retake. The others stay open, and
-// calls about them wait for as long as a restart of NVML takes, which is the only way to close a GPU: nvmlInit_v2 works "without
-// enumerating any discovered devices", and only "obtaining the device handle" opens one (nvml.h).
+// Release closes a GPU, so that it can be reset: its calls fail with gpu.ErrReleased until Retake. The others stay usable, but
+// their calls wait for a restart of NVML, which is the only way to close a GPU: nvmlInit_v2 works "without enumerating any
+// discovered devices", and only "obtaining the device handle" opens one (nvml.h).
 func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	s.rereading.Lock()
 	defer s.rereading.Unlock()
@@ -32,13 +33,13 @@ func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	err := s.calls.restart(ctx, s.root, releaseWait, func() { s.calls.reopen(ctx) })
 	if err != nil {
 		s.inventory.setReleased(pci, false)
-		s.stale.Store(true) // the next look takes new handles
+		s.stale.Store(true) // the next scan takes new handles
 		return fmt.Errorf("close the GPU at %s: %w", pci, err)
 	}
 	return nil
 }
 
-// Retake opens a GPU again after Release and reads it anew.
+// Retake reopens a GPU after Release and rereads it.
 func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 	s.rereading.Lock()
 	defer s.rereading.Unlock()
@@ -56,7 +57,7 @@ func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 		return found{dev, g}, err
 	})
 	if err != nil {
-		s.stale.Store(true) // the next look tries again
+		s.stale.Store(true) // the next scan tries again
 		return fmt.Errorf("open the GPU at %s: %w", pci, err)
 	}
 	s.inventory.retake(f.gpu, handle{Device: f.dev, dog: dog, epoch: int(s.calls.epoch.Load())})
@@ -64,7 +65,7 @@ func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 	return nil
 }
 
-// Usable reports why a GPU as it was published cannot be used though it is there: it is released, or its mode has changed.
+// Usable reports why a present GPU cannot be used as published: it is released, or its mode has changed.
 func (s *Session) Usable(g *gpu.GPU) error {
 	if s.inventory.isReleased(g.PCI) {
 		return fmt.Errorf("GPU %s: %w, which takes some seconds", g.UUID, gpu.ErrReleased)
@@ -91,21 +92,21 @@ func (c *calls) reopen(ctx context.Context) {
 		}
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", g.PCI)
-			continue // it has no handle until the next look
+			continue // no handle until the next scan
 		}
 		handles[g.PCI] = handle{Device: dev, dog: before.dog, epoch: int(c.epoch.Load())}
 	}
 	v.replaceHandles(handles)
 }
 
-// atAddress fails if a handle is of another GPU than the one at an address.
+// atAddress fails if a handle does not belong to the GPU at an address.
 func atAddress(dev Device, pci gpu.PCIAddress) error {
 	info, err := dev.PCIInfo()
 	if err != nil {
 		return err
 	}
 	if at, err := gpu.ParsePCIAddress(info.BusID); err != nil || at != pci {
-		return fmt.Errorf("the index of the GPU at %s is now of the one at %s", pci, info.BusID)
+		return fmt.Errorf("the index of the GPU at %s now belongs to the one at %s", pci, info.BusID)
 	}
 	return nil
 }
@@ -147,7 +148,7 @@ func (v *inventory) replaceHandles(handles map[gpu.PCIAddress]handle) {
 	v.last = &next
 }
 
-// retake takes over a GPU that was read anew.
+// retake replaces a GPU after a reread.
 func (v *inventory) retake(g gpu.GPU, h handle) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

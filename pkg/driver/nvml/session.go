@@ -46,7 +46,7 @@ type Session struct {
 	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool
 	scan  scan
-	// rereading is held while the inventory is made anew.
+	// rereading is held while the inventory is rebuilt.
 	rereading sync.Mutex
 }
 
@@ -74,7 +74,7 @@ func Open(ctx context.Context, opts Options) (*Session, error) {
 	return s, nil
 }
 
-// locate finds the library of the driver that runs, which this process can load.
+// locate finds the running driver's library, provided that this process can load it.
 func locate(ctx context.Context, opts Options) (candidate, error) {
 	found, err := find(opts)
 	if err != nil {
@@ -150,7 +150,7 @@ func find(opts Options) ([]candidate, error) {
 	return found, nil
 }
 
-// isJetson reports whether a root is that of a Jetson's Linux, some releases of which have no NVML.
+// isJetson reports whether a root belongs to a Jetson's Linux, some of whose releases lack NVML.
 func isJetson(root string) bool {
 	tegra, _ := info.New(info.WithRoot(root)).HasTegraFiles()
 	return tegra
@@ -256,7 +256,7 @@ func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, err
 	return pids, nil
 }
 
-// Close ends the session. It fails while a call is running, which uses what nvmlShutdown frees.
+// Close ends the session. It fails while a call is running, because nvmlShutdown would free memory in use.
 func (s *Session) Close() error {
 	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)

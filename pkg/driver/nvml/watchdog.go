@@ -15,8 +15,8 @@ import (
 
 // Timeouts sets how long NVML calls may take before they count as hanging.
 type Timeouts struct {
-	// Read bounds queries. They take milliseconds on an idle node, and O(10 s) where partitions of all GPUs are created at once:
-	// calls of all GPUs wait for one lock of the driver's (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go).
+	// Read bounds queries. They take milliseconds on an idle node, but O(10 s) while partitions of all GPUs are created at once:
+	// calls for all GPUs share a driver lock (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go).
 	Read time.Duration
 	// Change bounds calls that change or initialise a GPU. The driver initialises a GPU at its first handle
 	// (nvmlDeviceGetHandleByIndex_v2), which takes seconds. It is below the kubelet's timeout of 45 s.
@@ -96,8 +96,8 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	return none, fmt.Errorf("%s returned after %s, which is too late: %w", what, limit, gpu.ErrHangs)
 }
 
-// begin waits for the running call, and takes the place of it: whoever waits longest comes next, also before a caller that starts
-// one call after the other. It fails at once if that call hangs.
+// begin waits for the running call and takes its slot, in order of arrival, so that a caller with many calls in a row starves no
+// other. It fails at once if that call hangs.
 func (w *watchdog) begin(ctx context.Context, what string, limit time.Duration) error {
 	for begun := false; !begun; {
 		select {
@@ -172,8 +172,8 @@ func (w *watchdog) hangs() error {
 // busy reports whether a call is running.
 func (w *watchdog) busy() bool { return len(w.slot) > 0 }
 
-// watchdogs are those of a library: one per GPU by NVML index, which is known even of a GPU without a handle, one for the
-// wait for events, and one for calls that concern no single GPU.
+// watchdogs are those of a library: one per GPU by NVML index, which is known even for a GPU without a handle, one for the wait for
+// events, and one for node-wide calls.
 type watchdogs struct {
 	library, events *watchdog
 
@@ -189,7 +189,7 @@ func newWatchdogs() *watchdogs {
 	}
 }
 
-// shutdown ends a session of the library, also for a caller whose context has ended. Where that hangs, so does what opens the next one.
+// shutdown ends a session of the library, even for a caller whose context has ended. If it hangs, so does opening the next session.
 func (w *watchdogs) shutdown(lib Library, limit time.Duration) error {
 	end := func() (struct{}, error) { return struct{}{}, lib.Shutdown() }
 	_, err := bounded(context.Background(), w.library, "nvmlShutdown", limit, true, end)
