@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps/api/v1alpha1"
 )
 
-// ErrUnavailable is wrapped by the error of any call that found no supervisor to answer it. Trying again later helps.
+// ErrUnavailable is wrapped by the error of any call that no supervisor answered. It can be retried.
 var ErrUnavailable = errors.New("the MPS supervisor does not answer")
 
 // Client calls the supervisor. All methods are safe for concurrent use.
@@ -29,13 +29,13 @@ type Client struct {
 	supervisor v1alpha1.SupervisorClient
 }
 
-// reconnect bounds how long a supervisor that came back goes unnoticed: gRPC's own waits grow to two minutes.
+// reconnect bounds how long a returned supervisor goes unnoticed: gRPC's default backoff grows to two minutes.
 var reconnect = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 	MinConnectTimeout: time.Second,
 }
 
-// Dial makes a client of the supervisor behind a socket. Nothing is connected before the first call.
+// Dial returns a client of the supervisor at a socket. It connects with the first call.
 func Dial(socket string) (*Client, error) {
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(reconnect), grpc.WithNoProxy())
@@ -54,8 +54,8 @@ func (c *Client) Available(ctx context.Context) error {
 	return err
 }
 
-// Ensure lets a claim use the MPS server of a GPU, whose daemon is started if none runs. It can be repeated. A start
-// goes on when ctx ends; the claim is then registered, and has to be released if it is not wanted any more.
+// Ensure lets a claim use the MPS server of a GPU, whose daemon is started if none runs. It is idempotent. A start continues when
+// ctx ends; the claim is then registered, and must be released if it is no longer wanted.
 func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 	answer, err := c.supervisor.Ensure(ctx, &v1alpha1.EnsureRequest{
 		ClaimUid: string(r.Claim), Gpu: r.Device, GpuUuid: r.UUID, PciAddress: r.PCI.String(), Owner: r.Owner,
@@ -73,8 +73,8 @@ func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 	}, nil
 }
 
-// Release ends a claim's use. After the last one the daemon, its directories and mounts are gone when it returns.
-// It can be repeated, also for a claim that was never known.
+// Release ends a claim's use. After the last one, the daemon, its directories and mounts are gone when it returns. It is
+// idempotent, also for unknown claims.
 func (c *Client) Release(ctx context.Context, gpuDevice string, claim types.UID) error {
 	_, err := c.supervisor.Release(ctx, &v1alpha1.ReleaseRequest{Gpu: gpuDevice, ClaimUid: string(claim)})
 	return c.explain(ctx, "end the MPS share of "+gpuDevice, err)
@@ -113,9 +113,9 @@ var states = map[v1alpha1.State]State{
 	v1alpha1.State_STATE_FAILED:   Failed,
 }
 
-// Watch calls back for every event, one after the other, until ctx ends; it connects again whenever the supervisor went
-// away. Events that no watcher took are delivered to the next watcher, and one may come twice: it counts as taken when the
-// callback has returned.
+// Watch calls back for every event, one after the other, until ctx ends; it reconnects whenever the supervisor was unavailable.
+// Unacknowledged events are delivered to the next watcher, and may come twice: an event is acknowledged when the callback has
+// returned.
 func (c *Client) Watch(ctx context.Context, callback func(Event)) {
 	logger := klog.FromContext(ctx)
 	retry := time.NewTicker(time.Second)
@@ -147,7 +147,7 @@ func (c *Client) watchOnce(ctx context.Context, callback func(Event), connected 
 		return err
 	}
 	if err := stream.Send(&v1alpha1.WatchRequest{}); err != nil {
-		_, err = stream.Recv() // says why
+		_, err = stream.Recv() // returns the reason
 		return err
 	}
 	for {
@@ -189,7 +189,7 @@ func uids(from []string) []types.UID {
 	return to
 }
 
-// explain turns an error of gRPC into one that names the cause and, where there is something to do, what to do.
+// explain turns a gRPC error into one that names the cause and, if there is one, the remedy.
 func (c *Client) explain(ctx context.Context, what string, err error) error {
 	if err == nil {
 		return nil

@@ -23,17 +23,17 @@ const SocketName = "supervisor.sock"
 type Request struct {
 	Claim types.UID
 	// Device is the name of the whole GPU, "gpu-0000-1b-00-0" (gpu.PCIAddress.DeviceName), or of the partition,
-	// "gpu-0000-1b-00-0-mig-9-4" (gpu.Place.DeviceName), whatever the share's is.
+	// "gpu-0000-1b-00-0-mig-9-4" (gpu.Place.DeviceName), whatever the name of the share.
 	Device string
 	UUID   string         // of the GPU, "GPU-…", or of the partition, "MIG-…"
 	PCI    gpu.PCIAddress // of the GPU
-	// Settings count when they start a daemon. One that runs keeps its own until its last share is gone.
+	// Settings apply when they start a daemon. A running one keeps its own until its last share is gone.
 	Settings Settings
 	// Owner is the DRA driver name of the plugin that prepared the claim: plugins of several names share one supervisor.
 	Owner string
 }
 
-// Subject is what a server is of, for people: "GPU gpu-0000-1b-00-0".
+// Subject describes the device of a server for people: "GPU gpu-0000-1b-00-0".
 func Subject(device string) string {
 	if _, _, ok := gpu.ParsePartitionName(device); ok {
 		return "partition " + device
@@ -41,20 +41,20 @@ func Subject(device string) string {
 	return "GPU " + device
 }
 
-// Settings are what a GPU's daemon is started with.
+// Settings are the start parameters of a GPU's daemon.
 type Settings struct {
 	// SharedMemory is the size of the /dev/shm that the daemon and its clients share, in bytes; above zero.
 	SharedMemory int64 `json:"sharedMemory"`
-	// ActiveThreadPercentage is the part of the multiprocessors that a client has if it does not say; 0 for all.
+	// ActiveThreadPercentage is the default limit of a client's multiprocessors; 0 for all.
 	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
-	// PinnedMemory is the device memory in bytes that a client has if it does not say, rounded down to a MiB; 0 for no limit.
+	// PinnedMemory is the default limit of a client's device memory in bytes, rounded down to a MiB; 0 for none.
 	PinnedMemory int64 `json:"pinnedMemory,omitempty"`
 }
 
 // Endpoint is where a container finds its MPS server: mount PipeDir, read-only, at CUDA_MPS_PIPE_DIRECTORY and ShmDir at
 // /dev/shm.
 type Endpoint struct {
-	// PipeDir holds what a client needs, and nothing of what controls the daemon.
+	// PipeDir contains the client pipes, but not those that control the daemon.
 	PipeDir string
 	LogDir  string
 	ShmDir  string
@@ -62,16 +62,16 @@ type Endpoint struct {
 	Generation uint64
 }
 
-// EventKind says what happened to a daemon.
+// EventKind is a change of a daemon's state.
 type EventKind string
 
 // The kinds of events.
 const (
-	// DaemonLost: it ended though claims use it; their running clients have lost their server.
+	// DaemonLost: it ended while claims used it; their running clients have lost their server.
 	DaemonLost EventKind = "DaemonLost"
 	// DaemonRestarted: a new one serves the same claims. Containers must restart their processes to use it.
 	DaemonRestarted EventKind = "DaemonRestarted"
-	// DaemonFailed: it could not be started again. The next Ensure for the GPU tries anew.
+	// DaemonFailed: it could not be restarted. The next Ensure for the GPU tries again.
 	DaemonFailed EventKind = "DaemonFailed"
 )
 
@@ -85,7 +85,7 @@ type Event struct {
 	Time    time.Time
 }
 
-// State is what a GPU's daemon does.
+// State is the state of a GPU's daemon.
 type State string
 
 // The states of a GPU whose daemon runs, or should.
@@ -94,9 +94,9 @@ const (
 	Starting State = "starting"
 	// Running: and claims use it.
 	Running State = "running"
-	// Stopping: no claim uses it, and something of it is left that could not be undone yet.
+	// Stopping: no claim uses it, but its cleanup has not succeeded yet.
 	Stopping State = "stopping"
-	// Failed: it could not be started again; the supervisor keeps trying, slowly.
+	// Failed: it could not be restarted; the supervisor keeps trying, slowly.
 	Failed State = "failed"
 )
 

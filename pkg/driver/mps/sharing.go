@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Supervisor is what is asked of the node's MPS supervisor.
+// Supervisor is the node's MPS supervisor.
 type Supervisor interface {
 	Ensure(ctx context.Context, r Request) (Endpoint, error)
 	Release(ctx context.Context, gpuDevice string, claim types.UID) error
@@ -34,22 +34,22 @@ type TimeSlices interface {
 	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
 }
 
-// NewSharing makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor.
+// NewSharing returns a Sharing whose claims are owned, at the supervisor, by a DRA driver name.
 func NewSharing(owner string, supervisor Supervisor, slices TimeSlices) *Sharing {
 	return &Sharing{TimeSlices: slices, owner: owner, supervisor: supervisor}
 }
 
-// As is the same for claims of another driver name, which owns them at the supervisor.
+// As returns a Sharing for claims of another driver name.
 func (s *Sharing) As(owner string) *Sharing {
 	as := *s
 	as.owner = owner
 	return &as
 }
 
-// StartMPS has the MPS server of a GPU or partition, which has a UUID, serve a claim. The server's defaults are what a claim
-// can have at most, since a client gets no more by asking for it: its own part a container gets by its environment. A client that
-// means to drop its limits can (docs/decisions/mps-defaults.md). A server that
-// is the claim's alone has the claim's limits, and needs no policy that offers MPS.
+// StartMPS makes the MPS server of a GPU or partition, given with its UUID, serve a claim. The server's defaults are the most that
+// a claim can have, since a client cannot raise them: a container gets its own limits from its environment. A client can
+// deliberately drop its limits (docs/decisions/mps-defaults.md). A server for a single claim has the claim's limits, and needs no
+// policy that offers MPS.
 func (s *Sharing) StartMPS(
 	ctx context.Context, uid types.UID, of gpu.Shape, uuid string, offer *policy.Offer, limits *records.MPS,
 ) (pipeDir, shmDir string, err error) {
@@ -66,7 +66,7 @@ func (s *Sharing) StartMPS(
 	return endpoint.PipeDir, endpoint.ShmDir, nil
 }
 
-// StartError is why the MPS server of a GPU or partition does not serve a claim.
+// StartError is a failure to start the MPS server of a GPU or partition for a claim.
 type StartError struct {
 	// Device is the name of the whole GPU or the partition.
 	Device string
@@ -113,7 +113,7 @@ func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, server string) err
 	return nil
 }
 
-// ServedMPS lists what the MPS servers of the node serve, in order of device and claim.
+// ServedMPS lists the claims that MPS servers of the node serve, in order of device and claim.
 func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
 	status, err := s.supervisor.Status(ctx)
 	if err != nil {

@@ -15,10 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container runtime ends all processes in the cgroups of a container when the container ends. A daemon in a cgroup
-// outside of them is passed over.
+// A container runtime kills all processes in the cgroups of an ending container. A daemon in a cgroup outside of these survives.
 
-// makeCgroup creates the cgroup of a daemon; empty if daemons are to have none of their own.
+// makeCgroup creates the cgroup of a daemon; empty if none is configured.
 func (p Processes) makeCgroup(d Daemon) (string, error) {
 	if p.Cgroup == "" {
 		return "", nil
@@ -39,8 +38,8 @@ func (p Processes) makeCgroup(d Daemon) (string, error) {
 	return dir, nil
 }
 
-// enterCgroup moves this process. A container has a cgroup namespace of its own, which the kernel lets no process
-// leave (cgroups(7), nsdelegate), so this process leaves it for that of process 1, the host's where process ids are.
+// enterCgroup moves this process. A container has a cgroup namespace of its own, and the kernel lets no process move out of it
+// (cgroups(7), nsdelegate). So this process enters that of process 1, which is the host's with hostPID.
 func enterCgroup(dir string) error {
 	if ns, err := os.Open("/proc/1/ns/cgroup"); err == nil {
 		// If it fails, the write below shows whether it mattered.
@@ -50,7 +49,7 @@ func enterCgroup(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
 }
 
-// removeCgroup removes the cgroup of a daemon, with all that is left in it.
+// removeCgroup removes the cgroup of a daemon, and kills any processes left in it.
 func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
 	if p.Cgroup == "" {
 		return nil
@@ -68,7 +67,7 @@ func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
 		if !errors.Is(err, syscall.EBUSY) {
 			return fmt.Errorf("remove the daemon's cgroup: %w", err)
 		}
-		// Processes that MPS made are left. Kernels before 5.14 have no such file; Sweep has killed what it knows.
+		// MPS has left processes behind. Kernels before 5.14 lack cgroup.kill; Sweep has killed those that it knows.
 		err = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("kill the processes in the daemon's cgroup: %w", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// Bounds of what callers may ask. They keep nonsense out, not sharing down: that is policy's.
+// Bounds of requests. They reject nonsense; limits on sharing are the policy's.
 const (
 	maxClaims       = 1024 // of one daemon
 	maxUID          = 128
@@ -23,10 +23,10 @@ const (
 	maxPinnedMemory = 1 << 50 // bytes
 )
 
-// uuids are what NVML names GPUs and MIG devices by. A UUID becomes part of an environment and of a command.
+// uuids matches NVML's UUIDs of GPUs and MIG devices. A UUID becomes part of an environment and of a command.
 var uuids = regexp.MustCompile(`^(GPU|MIG)-[0-9a-zA-Z-]{1,64}$`)
 
-// checkUUID checks the UUID of a device, which is a partition's where the device is one.
+// checkUUID checks the UUID of a GPU or partition.
 func checkUUID(uuid, device string) error {
 	want := "GPU-01234567-89ab-cdef-0123-456789abcdef"
 	if isPartition(device) {
@@ -44,7 +44,7 @@ func isPartition(device string) bool {
 	return ok
 }
 
-// checkDevice also gives the address that the name says. A device's name becomes that of a directory.
+// checkDevice also returns the PCI address in the name. A device's name becomes that of a directory.
 func checkDevice(device string) (gpu.PCIAddress, error) {
 	pci, err := gpu.ParseDeviceName(device)
 	if err == nil {

@@ -30,11 +30,11 @@ func (c computeMode) with(ctx context.Context, purpose string, do func(GPUs) err
 	return do(gpus)
 }
 
-// take saves the record, with the mode to restore, and lets only MPS use the GPU.
+// take saves the record, including the mode to restore, and reserves the GPU for MPS.
 func (c computeMode) take(ctx context.Context, save func() error) error {
 	r := c.record
 	if c.keep {
-		if r.PreviousMode != nil { // set before --compute-mode=keep, and the GPU may be closed
+		if r.PreviousMode != nil { // set before --compute-mode=keep; the GPU may be closed
 			if err := c.giveBack(ctx); err != nil {
 				return err
 			}
@@ -60,14 +60,14 @@ func (c computeMode) take(ctx context.Context, save func() error) error {
 		if err := c.set(ctx, gpus, nvml.ComputeModeExclusive); err != nil {
 			return err
 		}
-		r.Closed = false // saved with what comes next
+		r.Closed = false // saved with the next change
 		return nil
 	})
 }
 
-// close lets nobody use a GPU that has claims and no daemon, until take. CUDA goes on without MPS where no daemon listens (man
-// nvidia-cuda-mps-control: "the program continues to run as it normally would without MPS"): the first program to start would have
-// the GPU to itself, past the limits of its claim, and the server of the next daemon could not have it.
+// close blocks a GPU that has claims but no daemon, until take. CUDA runs without MPS if no daemon listens (man
+// nvidia-cuda-mps-control: "the program continues to run as it normally would without MPS"): the first program to start would own
+// the GPU, exceeding its claim's limits, and lock out the next daemon's server.
 func (c computeMode) close(ctx context.Context, save func() error) error {
 	r := c.record
 	if c.keep || r.PreviousMode == nil {
@@ -88,12 +88,12 @@ func (c computeMode) close(ctx context.Context, save func() error) error {
 	})
 }
 
-// ours reports whether a mode is one that take or close has set.
+// ours reports whether a mode was set by take or close.
 func (r *record) ours(mode int) bool {
 	return mode == nvml.ComputeModeExclusive || r.Closed && mode == nvml.ComputeModeProhibited
 }
 
-// set sets a mode and reads it back: success of the call is the driver's word, the mode is what other processes find.
+// set sets a mode and reads it back, because a successful call does not prove that the mode is in effect.
 func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
 	r := c.record
 	if err := gpus.SetComputeMode(ctx, r.pci(), r.UUID, mode); err != nil {
@@ -109,13 +109,13 @@ func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
 	return nil
 }
 
-// errLater is returned by giveBack while a GPU is in MIG mode, in which its compute mode cannot be set. The GPU has that mode again when
-// it leaves MIG mode.
-var errLater = errors.New("the GPU is in MIG mode, and gets its compute mode back after it")
+// errLater is returned by giveBack while a GPU is in MIG mode, in which its compute mode cannot be set. The mode set before is back
+// in effect when the GPU leaves MIG mode.
+var errLater = errors.New("the GPU is in MIG mode; its compute mode is restored after that")
 
-// giveBack gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
-// other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all
-// (nvml.h, nvmlComputeMode_t). Partitions can be given away meanwhile.
+// giveBack restores the GPU's previous mode, unless others have changed it since. Until it succeeds, no other tenant may have the
+// GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all (nvml.h, nvmlComputeMode_t). Partitions can
+// be allocated meanwhile.
 func (c computeMode) giveBack(ctx context.Context) error {
 	r := c.record
 	if r.PreviousMode == nil {
@@ -127,7 +127,7 @@ func (c computeMode) giveBack(ctx context.Context) error {
 		case errors.Is(err, gpu.ErrInMIGMode):
 			return errLater
 		case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
-			// The GPU was taken out or replaced, or has none.
+			// The GPU was removed or replaced, or has no compute modes.
 			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
 		case err != nil:
 			return err
@@ -140,8 +140,8 @@ func (c computeMode) giveBack(ctx context.Context) error {
 	})
 }
 
-// retake sets the mode again where it was lost: a reload of the driver brings back the default (nvml.h, nvmlDeviceSetComputeMode:
-// "may be reset … by driver unload").
+// retake sets the mode again if it was lost: a reload of the driver restores the default (nvml.h, nvmlDeviceSetComputeMode: "may be
+// reset … by driver unload").
 func (c computeMode) retake(ctx context.Context) (lost bool, err error) {
 	r := c.record
 	if c.keep || r.PreviousMode == nil {
@@ -160,9 +160,9 @@ func (c computeMode) retake(ctx context.Context) (lost bool, err error) {
 	return lost, err
 }
 
-// holdComputeMode sets the mode of a GPU that claims share again where it was lost. A daemon without a server then
-// belongs to the driver that was there before: it is started anew, with the driver of today. One with a server cannot
-// have outlived a reload, since the server holds the driver: an admin set the mode by hand, and its clients go on.
+// holdComputeMode restores a lost mode of a GPU that claims share. A daemon without a server then belongs to the previously loaded
+// driver, and is restarted with the current one. A daemon with a server cannot have survived a reload, since the server keeps the
+// driver in use: an admin has set the mode by hand, and its clients continue.
 func (g *gpuState) holdComputeMode(ctx context.Context) error {
 	if !g.runs() {
 		return nil

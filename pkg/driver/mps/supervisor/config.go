@@ -14,13 +14,13 @@ import (
 
 // What to do with a GPU's compute mode while an MPS server has it.
 const (
-	// ExclusiveMode lets only the MPS server use the GPU, which keeps processes that miss it from running alongside it.
+	// ExclusiveMode reserves the GPU for the MPS server, so that processes that bypass MPS cannot run alongside it.
 	ExclusiveMode = "exclusive"
 	// KeepMode leaves the mode alone.
 	KeepMode = "keep"
 )
 
-// Config is all that a supervisor needs to know. Paths are as this process sees them, except DriverRoot.
+// Config configures a supervisor. Paths are as this process sees them, except DriverRoot.
 type Config struct {
 	Version string
 	// Dir holds the socket, the state and the directories of daemons. Containers mount from it: it has the same path on the host.
@@ -35,18 +35,18 @@ type Config struct {
 	// ComputeMode is ExclusiveMode or KeepMode.
 	ComputeMode string
 
-	// DaemonCgroup is a directory of the cgroup v2 file system in which each daemon gets a cgroup; empty to leave them in
-	// the supervisor's, with which a container runtime ends them.
+	// DaemonCgroup is a directory of the cgroup v2 file system in which each daemon gets a cgroup; empty to leave them in the
+	// supervisor's cgroup, so that a container runtime kills them with the supervisor.
 	DaemonCgroup string
 
-	// StartTimeout bounds the start of a daemon, StopTimeout each of the three ways to end one.
+	// StartTimeout bounds the start of a daemon, StopTimeout each of the three ways to stop one.
 	StartTimeout, StopTimeout time.Duration
 }
 
 // maxDir leaves room for the names of MPS's sockets, whose paths the kernel limits to 107 bytes.
 const maxDir = 50
 
-// Validate names every field that cannot be used, by its flag.
+// Validate reports every invalid field, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	for _, dir := range []struct {
@@ -64,7 +64,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, driverroot.Auto))
 	}
 	if len(c.Dir) > maxDir || strings.ContainsFunc(c.Dir, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-		errs = append(errs, fmt.Errorf("--dir %q has more than %d characters, or spaces: sockets could not be made in it", c.Dir, maxDir))
+		errs = append(errs, fmt.Errorf("--dir %q has more than %d characters, or spaces: sockets could not be created in it", c.Dir, maxDir))
 	}
 	if filepath.Clean(c.Dir) == "/" {
 		errs = append(errs, errors.New("--dir / cannot be used: give a directory of its own"))

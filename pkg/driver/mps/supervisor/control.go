@@ -28,10 +28,10 @@ func askPercentage(ctx context.Context, daemons Daemons, d Daemon) (float64, err
 	return percentage, nil
 }
 
-// setDefaults sets what clients get that do not say what they want, and reads it back: the daemon takes nonsense without
-// a word. It holds for the next server only, so it comes before the first client. GPUs are named by UUID, as their numbers
-// follow CUDA_VISIBLE_DEVICES. A partition is the only device that its server sees, so it is number 0: whether its UUID is
-// understood is documented nowhere, and that of a GPU once was not (NVIDIA/k8s-device-plugin#572).
+// setDefaults sets the limits of clients that set none themselves, and reads them back: the daemon silently accepts nonsense. They
+// apply only to the next server, so they precede the first client. GPUs are named by UUID, as their numbers follow
+// CUDA_VISIBLE_DEVICES. A partition is the only device that its server sees, so it is number 0: support for its UUID is
+// undocumented, and GPU UUIDs were once not supported (NVIDIA/k8s-device-plugin#572).
 func setDefaults(ctx context.Context, daemons Daemons, d Daemon, s mps.Settings) error {
 	mebibytes, device := s.PinnedMemory>>20, d.UUID
 	if isPartition(d.GPU) {
@@ -67,7 +67,7 @@ func setDefaults(ctx context.Context, daemons Daemons, d Daemon, s mps.Settings)
 		return fmt.Errorf("read the default memory limit back: %w", err)
 	}
 	got, unit, ok := parseMemory(answer)
-	if !ok { // how it is written is documented nowhere
+	if !ok { // the format is undocumented
 		klog.FromContext(ctx).V(4).Info("The default memory limit that was read back is not understood", "gpu", d.GPU, "answer", answer)
 		return nil
 	}
@@ -77,7 +77,7 @@ func setDefaults(ctx context.Context, daemons Daemons, d Daemon, s mps.Settings)
 	return nil
 }
 
-// parsePercentage reads the last line that says something, such as "100.0".
+// parsePercentage parses the last non-empty line, such as "100.0".
 func parsePercentage(answer string) (float64, bool) {
 	lines := strings.Fields(answer)
 	if len(lines) == 0 {

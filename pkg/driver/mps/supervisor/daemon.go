@@ -13,10 +13,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// askEvery is the time between two questions to a daemon that is not ready yet: it gives no sign when it is.
+// askEvery is the interval of polling a daemon that is not ready yet: it does not signal readiness.
 const askEvery = 50 * time.Millisecond
 
-// daemon is the MPS control daemon of one GPU, its process and what it and its clients meet in.
+// daemon is the MPS control daemon of one GPU: its process, and the directories that it shares with its clients.
 type daemon struct {
 	Daemon
 	on      *Host
@@ -37,7 +37,7 @@ func (d *daemon) alive() bool {
 	}
 }
 
-// makePlace creates what the daemon and its clients meet in.
+// makePlace creates the directories that the daemon shares with its clients.
 func (d *daemon) makePlace(ctx context.Context, r *record) error {
 	if err := d.on.Files.MakeDirs(d.paths); err != nil {
 		return fmt.Errorf("create the directories of the daemon: %w", err)
@@ -56,7 +56,7 @@ func (d *daemon) makePlace(ctx context.Context, r *record) error {
 	return nil
 }
 
-// start makes the process, after record has stored its id.
+// start starts the daemon once record has stored its process ID.
 func (d *daemon) start(ctx context.Context, record func(ProcessID) error) error {
 	process, err := d.on.Daemons.Start(ctx, d.Daemon, record)
 	if err == nil {
@@ -65,7 +65,7 @@ func (d *daemon) start(ctx context.Context, record func(ProcessID) error) error 
 	return err
 }
 
-// adopt takes over a process that an earlier life started, if it lives and answers.
+// adopt takes over a process started by an earlier supervisor, if it is alive and answers.
 func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	process, err := d.on.Daemons.Adopt(id)
 	if err != nil {
@@ -76,7 +76,7 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	defer cancel()
 	err = d.waitReady(ctx)
 	if err == nil {
-		err = d.letClientsIn() // the earlier life may have ended before it did
+		err = d.letClientsIn() // the earlier supervisor may have died before that
 	}
 	if err != nil {
 		d.process = nil
@@ -85,8 +85,8 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	return err
 }
 
-// makeReady waits until the daemon answers, sets its defaults, which hold for every server it starts from then on, and
-// lets clients at it.
+// makeReady waits until the daemon answers, sets its defaults, which apply to every server it starts afterwards, and admits
+// clients.
 func (d *daemon) makeReady(ctx context.Context, s mps.Settings) error {
 	if err := d.waitReady(ctx); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (d *daemon) makeReady(ctx context.Context, s mps.Settings) error {
 	return d.letClientsIn()
 }
 
-// letClientsIn shows clients what they need of the daemon's pipes.
+// letClientsIn exposes the daemon's client pipes.
 func (d *daemon) letClientsIn() error {
 	if err := d.on.Files.ShowClients(d.paths); err != nil {
 		return fmt.Errorf("show clients the sockets of the daemon: %w", err)
@@ -105,7 +105,7 @@ func (d *daemon) letClientsIn() error {
 	return nil
 }
 
-// waitReady asks the daemon until it answers.
+// waitReady polls the daemon until it answers.
 func (d *daemon) waitReady(ctx context.Context) error {
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
@@ -130,7 +130,7 @@ func (d *daemon) waitReady(ctx context.Context) error {
 	}
 }
 
-// removePlace removes what the daemon and its clients met in.
+// removePlace removes the directories of makePlace.
 func (d *daemon) removePlace() error {
 	for _, dir := range d.paths.mounts() {
 		if err := d.on.Mounts.Unmount(dir); err != nil {
@@ -143,11 +143,11 @@ func (d *daemon) removePlace() error {
 	return nil
 }
 
-// end ends the daemon, whose last process had an id, and all its servers, if there are any: it asks, then insists, then kills.
+// end stops the daemon, whose last process ID is given, and all its servers: it asks, then terminates, then kills.
 func (d *daemon) end(ctx context.Context, last *ProcessID) error {
 	ctx = context.WithoutCancel(ctx)
 	process := d.process
-	d.process = nil // watch leaves it alone from here on
+	d.process = nil // watch ignores it from here on
 	if process == nil && last != nil {
 		var err error
 		if process, err = d.on.Daemons.Adopt(*last); err != nil && !errors.Is(err, errGone) {
@@ -166,7 +166,7 @@ func (d *daemon) end(ctx context.Context, last *ProcessID) error {
 	return nil
 }
 
-// endProcess goes through the ways to end a process, each with its time.
+// endProcess tries the ways to stop a process in turn, each with a timeout.
 func (d *daemon) endProcess(ctx context.Context, process Process) error {
 	var errs []error
 	for _, way := range []struct {
@@ -194,7 +194,7 @@ func (d *daemon) endProcess(ctx context.Context, process Process) error {
 		process.ID().PID, d.GPU, errors.Join(errs...))
 }
 
-// tryToEnd goes one way and waits.
+// tryToEnd tries one way and waits.
 func (d *daemon) tryToEnd(ctx context.Context, process Process, do func(context.Context) error) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.config.StopTimeout)
 	defer cancel()

@@ -2,10 +2,9 @@
 
 // Package supervisor runs one MPS control daemon per GPU for as long as claims use it.
 //
-// Everything it does to a node is on record before it is done: claims, the compute mode the GPU had, the daemon's
-// process. Killed at any step and started again, it adopts a daemon that answers and keeps its claims, or undoes what a
-// start had done. Daemons are sessions of their own, in a mount namespace of their own and, where the admin names one, in
-// a cgroup of their own, so that they outlive it.
+// Every change of a node is recorded before it is made: claims, the GPU's previous compute mode, the daemon's process. Killed at
+// any step and restarted, it adopts a daemon that answers and keeps its claims, or undoes an unfinished start. Daemons outlive it:
+// each has its own session and mount namespace and, if configured, its own cgroup.
 //
-// Each GPU has a state with a lock of its own. GPUs never wait for each other.
+// Each GPU has its own state and lock, so GPUs never wait for each other.
 package supervisor

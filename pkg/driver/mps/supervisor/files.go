@@ -19,11 +19,11 @@ import (
 
 // Disk is the Files of the operating system.
 type Disk struct {
-	// DriverRoots are the other roots below which daemons' directories may have been mounted.
+	// DriverRoots are other roots below which daemons' directories may be mounted.
 	DriverRoots []string
 }
 
-// MakeDirs makes the directories. Who was given a mount of one passes through; logs are root's.
+// MakeDirs creates the directories. Those mounted into containers can be entered by any user; logs are root's.
 func (Disk) MakeDirs(p paths) error {
 	for _, d := range []struct {
 		path string
@@ -46,8 +46,8 @@ func (Disk) MakeDirs(p paths) error {
 	return nil
 }
 
-// checkDir refuses what lies in place of a directory, such as a link: what is created, emptied or mounted there would be so
-// elsewhere on the host.
+// checkDir fails if a path is not a directory, but a link for example: files would be created, deleted or mounted elsewhere on the
+// host.
 func checkDir(path string) error {
 	info, err := os.Lstat(path)
 	if err == nil && !info.IsDir() {
@@ -56,11 +56,11 @@ func checkDir(path string) error {
 	return err
 }
 
-// RemoveDirs deletes the directories, and the empty ones that the daemon had them mounted on below the driver's root.
+// RemoveDirs deletes the directories, and their empty mount points below the driver's root.
 func (d Disk) RemoveDirs(p paths) error {
 	for _, dir := range p.mounts() {
 		if isMounted(dir) {
-			return fmt.Errorf("%s is still mounted", dir) // what containers have in it is not ours to delete
+			return fmt.Errorf("%s is still mounted", dir) // it may contain files of containers
 		}
 	}
 	if err := os.RemoveAll(p.dir); err != nil {
@@ -71,7 +71,7 @@ func (d Disk) RemoveDirs(p paths) error {
 			continue
 		}
 		for _, dir := range []string{p.pipe, p.log, p.dir, filepath.Dir(p.dir)} {
-			// One that is not empty is used by others, or is the very same directory.
+			// A non-empty one is used by others, or is the same directory.
 			err := os.Remove(filepath.Join(root, dir))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EBUSY) {
 				return err
@@ -83,7 +83,7 @@ func (d Disk) RemoveDirs(p paths) error {
 
 // Tmpfs is the Mounts of the operating system.
 type Tmpfs struct {
-	// SELinux labels what is mounted as containers' own files.
+	// SELinux labels mounts as container files.
 	SELinux bool
 }
 
@@ -94,16 +94,16 @@ func HasSELinux(procfs fs.FS) bool {
 	return err == nil && slices.Contains(strings.Fields(string(data)), "selinuxfs")
 }
 
-// containerLabel lets confined containers use files of a tmpfs, whichever categories they have. CDI mounts are not relabelled, so that
-// a client could not reach its server, and CUDA goes on without MPS where it finds none: past every limit, on a GPU that is then in use
-// for all others. NVIDIA's device plugin gives its pipes the same label (cmd/mps-control-daemon/mps, setSELinuxContext).
+// containerLabel lets confined containers of any category use files of a tmpfs. CDI mounts are not relabelled, so without it a
+// client could not reach its server, and CUDA would run without MPS: without limits, and blocking the GPU for all others. NVIDIA's
+// device plugin gives its pipes the same label (cmd/mps-control-daemon/mps, setSELinuxContext).
 const containerLabel = ",context=system_u:object_r:container_file_t:s0"
 
 // mountSource marks our mounts in mountinfo.
 const mountSource = "cleave-mps"
 
-// Mount puts a tmpfs on a directory, unless there is one: containers may have that one mounted. None of its files is to
-// run or to be a device. The directory can only be reached by who was given a mount of it.
+// Mount mounts a tmpfs on a directory, unless one exists, which containers may use. It allows no executables or device files. Only
+// containers with a mount of the directory can reach it.
 func (m Tmpfs) Mount(ctx context.Context, t tmpfs) error {
 	if isMounted(t.dir) {
 		return nil
@@ -113,17 +113,17 @@ func (m Tmpfs) Mount(ctx context.Context, t tmpfs) error {
 	})
 }
 
-// try mounts with the label where there is SELinux, and without it where its policy does not know the label (EINVAL), or does not let
-// this process give it: Bottlerocket's refuses that, and lets containers use what is not labelled (bottlerocket-core-kit,
-// packages/selinux-policy; k8s-device-plugin#1105).
+// try mounts with the label under SELinux, and without it if the policy does not know the label (EINVAL) or forbids setting it:
+// Bottlerocket's does, but lets containers use unlabelled files (bottlerocket-core-kit, packages/selinux-policy;
+// k8s-device-plugin#1105).
 func (m Tmpfs) try(ctx context.Context, options string, mount func(options string) error) error {
 	if m.SELinux {
 		err := mount(options + containerLabel)
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
 			return err
 		}
-		klog.FromContext(ctx).Info("The directories of an MPS server have no SELinux label for containers: where these may not use other files, "+
-			"their programs go on without MPS", "label", containerLabel, "reason", err.Error())
+		klog.FromContext(ctx).Info("The directories of an MPS server have no SELinux label for containers: if the policy denies these, "+
+			"their programs run without MPS", "label", containerLabel, "reason", err.Error())
 	}
 	return mount(options)
 }
@@ -131,12 +131,12 @@ func (m Tmpfs) try(ctx context.Context, options string, mount func(options strin
 // options are those of the file system's mount, tmpfs(5).
 func (t tmpfs) options() string { return fmt.Sprintf("size=%d,mode=%o", t.size, t.mode) }
 
-// Unmount takes away every mount on a directory.
+// Unmount removes all mounts on a directory.
 func (Tmpfs) Unmount(dir string) error {
 	for {
 		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
-			// Somebody looks at it. It goes when they leave, and cannot be found any more until then.
+			// It is in use. Detached, it can no longer be found, and ends with its last user.
 			err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		switch {

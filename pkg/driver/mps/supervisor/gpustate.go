@@ -16,26 +16,26 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// gpuState is what the supervisor knows of one GPU or partition.
+// gpuState is the supervisor's state of one GPU or partition.
 type gpuState struct {
 	s      *Supervisor
 	device string
 	turn   chan struct{} // has a value while the state is locked
 
-	// What follows is read and written by who holds the lock.
+	// The lock guards the fields below.
 
-	record  *record // nil if nothing of MPS is on the GPU
+	record  *record // nil if the GPU has no MPS
 	daemon  daemon
 	started time.Time
-	// restarts that came one after the other, see restart.go.
+	// restarts in a row, see restart.go.
 	restarts   int
-	restarting bool // a goroutine is at it
+	restarting bool // by a running goroutine
 	failed     bool
-	message    string // why the state is what it is
-	// waits is since when the GPU is known to be in MIG mode, so that its compute mode cannot be given back; zero where it can.
+	message    string // reason for the state
+	// waits is since when the compute mode cannot be restored because the GPU is in MIG mode; zero if it can.
 	waits time.Time
 
-	// view is what Status shows. It can be read without the lock, which is held for as long as a start takes.
+	// view is the state for Status. It can be read without the lock, which is held during a start.
 	view atomic.Pointer[mps.GPUStatus]
 }
 
@@ -61,7 +61,7 @@ func (g *gpuState) endpoint() mps.Endpoint {
 	return mps.Endpoint{PipeDir: p.clients, LogDir: p.log, ShmDir: p.shm, Generation: g.record.Generation}
 }
 
-// ensure registers a claim and sees to it that a daemon runs.
+// ensure registers a claim and makes sure that a daemon runs.
 func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
 	if g.record != nil && len(g.record.Claims) > 0 {
 		if g.record.UUID != r.UUID {
@@ -89,10 +89,10 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 	return g.endpoint(), nil
 }
 
-// startFor starts a daemon for a claim, and for those that are there already.
+// startFor starts a daemon for a claim and the existing ones.
 func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
 	if g.daemon.process != nil {
-		g.noteLoss(ctx, "it ended: "+g.daemon.process.How()) // before watch came to it
+		g.noteLoss(ctx, "it ended: "+g.daemon.process.How()) // before watch noticed
 	}
 	first := g.record == nil || len(g.record.Claims) == 0
 	if first {
@@ -123,7 +123,7 @@ func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	return mps.Endpoint{}, err
 }
 
-// renew begins a record for the first claim, but keeps what the one before could not undo.
+// renew creates a record for the first claim, keeping changes that the previous record could not undo.
 func (g *gpuState) renew(r mps.Request) {
 	next := &record{
 		Version: recordVersion, Boot: g.s.boot, Device: g.device, PCI: r.PCI.String(), UUID: r.UUID,
@@ -132,14 +132,14 @@ func (g *gpuState) renew(r mps.Request) {
 	if last := g.record; last != nil {
 		next.Generation, next.Daemon = last.Generation, last.Daemon
 		if last.UUID == r.UUID || last.UUID == "" {
-			next.PreviousMode, next.Closed = last.PreviousMode, last.Closed // of another GPU they mean nothing
+			next.PreviousMode, next.Closed = last.PreviousMode, last.Closed // meaningless for another GPU
 		}
 	}
 	g.record, g.daemon.UUID = next, next.UUID
 	g.restarts, g.failed, g.message = 0, false, ""
 }
 
-// keep drops claims, and all there is after the last one.
+// keep drops claims, and MPS with the last one.
 func (g *gpuState) keep(ctx context.Context, test func(types.UID) bool) error {
 	claims, lost, owners := g.record.Claims, g.record.Lost, g.record.Owners
 	g.record.keep(test)

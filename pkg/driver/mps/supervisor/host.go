@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// Host is what the supervisor asks of the machine.
+// Host is the machine as the supervisor uses it.
 type Host struct {
 	Hardware Hardware
 	Daemons  Daemons
@@ -21,15 +21,15 @@ type Host struct {
 	Disk store.FileSystem
 }
 
-// Hardware opens the driver for a moment: one that stays open would keep the driver from being reloaded.
+// Hardware opens the driver briefly: while it is open, the driver cannot be reloaded.
 type Hardware interface {
 	Open(ctx context.Context) (GPUs, error)
 }
 
 // GPUs is the open driver. Errors wrap the sentinels of pkg/domain/gpu.
 type GPUs interface {
-	// ComputeMode is gpu.ErrInMIGMode in MIG mode, gpu.ErrNotSupported where there are none. Both fail if the GPU at the address is not
-	// the one with the UUID.
+	// ComputeMode fails with gpu.ErrInMIGMode in MIG mode, and with gpu.ErrNotSupported on GPUs without compute modes. Both methods
+	// fail if the GPU at the address has another UUID.
 	ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error)
 	SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error
 	Close() error
@@ -37,26 +37,26 @@ type GPUs interface {
 
 // Daemons starts, finds and asks MPS control daemons.
 type Daemons interface {
-	// Start makes the process, hands its id to record and only then lets it become the daemon. Where record fails, or
-	// this process dies before, it ends without.
+	// Start creates the process, passes its ID to record, and only then lets it become the daemon. If record fails, or this process
+	// dies before that, the new process exits.
 	Start(ctx context.Context, d Daemon, record func(ProcessID) error) (Process, error)
-	// Adopt finds a daemon that an earlier life of the supervisor started; the error wraps errGone if it has ended.
+	// Adopt finds a daemon started by an earlier supervisor; the error wraps errGone if it has ended.
 	Adopt(id ProcessID) (Process, error)
 	// Ask runs the control program as a client and returns what it prints.
 	Ask(ctx context.Context, d Daemon, commands ...string) (string, error)
-	// Serves reports whether a server of the daemon runs: it holds the driver, so it has not outlived a reload of it.
+	// Serves reports whether a server of the daemon runs: it keeps the driver in use, so the driver was not reloaded since.
 	Serves(ctx context.Context, d Daemon, daemon ProcessID) (bool, error)
-	// Sweep ends every process of MPS that belongs to the daemon's directories, and undoes what else Start did.
+	// Sweep kills every MPS process that uses the daemon's directories, and undoes the rest of Start.
 	Sweep(ctx context.Context, d Daemon) error
 }
 
-// errGone is wrapped where a process has ended.
+// errGone is wrapped by errors about a process that has ended.
 var errGone = errors.New("the process has ended")
 
 // Process is a daemon that was started or adopted.
 type Process interface {
 	ID() ProcessID
-	// Done is closed when it has ended, and How then says how.
+	// Done is closed when it has ended; How then describes the end.
 	Done() <-chan struct{}
 	How() string
 	Terminate() error
@@ -65,28 +65,28 @@ type Process interface {
 	Forget()
 }
 
-// ProcessID identifies a process: process ids alone are reused.
+// ProcessID identifies a process, as PIDs are reused.
 type ProcessID struct {
 	PID int `json:"pid"`
 	// Start is when it started, in clock ticks since boot (proc_pid_stat(5), starttime).
 	Start uint64 `json:"start"`
 }
 
-// Mounts are the file systems in memory of daemons and their clients.
+// Mounts are the in-memory file systems of daemons and their clients.
 type Mounts interface {
-	// Mount puts a tmpfs on a directory, unless there is one already.
+	// Mount mounts a tmpfs on a directory, unless there is one already.
 	Mount(ctx context.Context, t tmpfs) error
-	// Unmount takes away all that is mounted on a directory, which may be missing.
+	// Unmount removes all mounts on a directory, which may be missing.
 	Unmount(dir string) error
 }
 
 // Files are the directories of daemons.
 type Files interface {
-	// MakeDirs makes the directories of a daemon.
+	// MakeDirs creates the directories of a daemon.
 	MakeDirs(p paths) error
-	// Clear empties that of its pipes, once it is mounted, and bounds its logs.
+	// Clear empties the mounted pipe directory, and bounds the logs.
 	Clear(p paths) error
-	// ShowClients puts what clients need of the pipes of a daemon that runs into the directory that containers mount.
+	// ShowClients links a running daemon's client pipes into the directory that containers mount.
 	ShowClients(p paths) error
 	// RemoveDirs deletes them.
 	RemoveDirs(p paths) error
@@ -99,7 +99,7 @@ type Daemon struct {
 	paths paths
 }
 
-// tmpfs is a file system in memory: where it lies, its size in bytes, and the mode of its root.
+// tmpfs is an in-memory file system: its mount point, its size in bytes, and the mode of its root.
 type tmpfs struct {
 	dir  string
 	size int64
@@ -108,8 +108,8 @@ type tmpfs struct {
 
 // paths are the directories of one GPU.
 type paths struct {
-	// dir holds the others. pipe is the daemon's CUDA_MPS_PIPE_DIRECTORY. clients lies on the same file system and is all
-	// of it that containers see.
+	// dir contains the others. pipe is the daemon's CUDA_MPS_PIPE_DIRECTORY. clients is on the same file system, and the only part
+	// of it visible to containers.
 	dir, pipe, clients, log, shm string
 }
 
@@ -121,7 +121,7 @@ func pathsOf(base, device string) paths {
 	}
 }
 
-// mounts are the directories on which a tmpfs may lie.
+// mounts are the directories on which a tmpfs may be mounted.
 func (p paths) mounts() []string { return []string{p.shm, p.pipe, p.log} }
 
 // stateDir is the directory of records.

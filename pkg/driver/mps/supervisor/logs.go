@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// outputFile takes what the daemon writes to standard output and error; a pipe would break when the supervisor ends.
+	// outputFile receives the daemon's standard output and error; a pipe would break when the supervisor exits.
 	outputFile = "daemon.log"
-	// tailBytes and tailLines bound what is logged of a log, quoteRunes what an error quotes of it: errors become Events.
+	// tailBytes and tailLines bound the part of a log that is logged, quoteRunes the part that an error quotes: errors become
+	// Events.
 	tailBytes  = 2048
 	tailLines  = 8
 	quoteRunes = 256
@@ -41,7 +42,7 @@ func tailOf(ctx context.Context, device, dir string) string {
 	return b.String()
 }
 
-// tail gives the last lines of a file, without anything that a terminal would act on.
+// tail returns the last lines of a file, without terminal control characters.
 func tail(path string) []string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,7 +13,7 @@ type NVML struct {
 	Options nvml.Options
 }
 
-// Open starts a session, which opens no GPU but the one that is asked about: others may be about to be reset.
+// Open starts a session, which opens only the requested GPUs: others may be about to be reset.
 func (n NVML) Open(ctx context.Context) (GPUs, error) {
 	session, err := nvml.OpenDirect(ctx, n.Options)
 	if err != nil {

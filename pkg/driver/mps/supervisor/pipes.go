@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// What a daemon makes in its pipe directory, by listings of NVIDIA's with drivers 535 to 580 under an ordinary umask:
+// Contents of a daemon's pipe directory, by NVIDIA's listings with drivers 535 to 580 under an ordinary umask:
 //
 //	srw-rw-rw-  control              sockets of clients; also that of commands that any user may give
 //	-rw-rw-rw-  control_lock         locked by the daemon for as long as it lives
@@ -17,11 +17,11 @@ import (
 //	prwxrwxrwx  log                  lines that servers and clients want in the daemon's logs
 //	-rw-rw-rw-  nvidia-cuda-mps-control.pid
 //
-// A CUDA program connects to control and opens no other (traces in open-mpi/ompi#11783 and NVIDIA/cuda-checkpoint#10);
-// it may write to log. control_privileged is kept from all but root by its mode alone, which root in a container passes
-// and an empty umask would void. So containers see neither it nor the directory: they see clients, which holds links to
-// what they need, and has the same inode from one daemon to the next. The kernel finds a socket by its inode (unix(7)
-// sockets are looked up by path, then inode), so that a hard link is as good as the first name.
+// A CUDA program connects to control and opens no other (traces in open-mpi/ompi#11783 and NVIDIA/cuda-checkpoint#10); it may write
+// to log. control_privileged is protected only by its mode, which does not stop root in a container, and which an empty umask would
+// void. So containers see neither it nor the directory, but clients, which contains links to the client pipes and keeps its inode
+// from one daemon to the next. The kernel finds a socket by its inode (unix(7) sockets are looked up by path, then inode), so that
+// a hard link works as well as the original name.
 const (
 	controlSocket    = "control"
 	logPipe          = "log"
@@ -31,18 +31,18 @@ const (
 const (
 	// pipeSize bounds the file system of a GPU's pipes, in bytes: sockets take none, lock and PID file a page each.
 	pipeSize = 1 << 20
-	// pipeMode lets clients through, whose user may be any, and lets none but root change what is there.
+	// pipeMode admits clients of any user, but lets only root change the directory.
 	pipeMode = 0o755
-	// logSize bounds that of its logs, in bytes: clients decide what is logged.
+	// logSize bounds that of its logs, in bytes: clients control the amount of logging.
 	logSize = 16 << 20
 	// logMode keeps logs root's.
 	logMode = 0o700
-	// maxLog is the size of a log from which on the next daemon begins a new one, in bytes.
+	// maxLog is the size in bytes above which the next daemon starts a new log.
 	maxLog = logSize / 4
 )
 
-// Clear empties the directory of the pipes, but for the one that containers have mounted, whose content goes alone. A
-// log that has grown large begins anew.
+// Clear empties the pipe directory. It keeps the directory that containers have mounted, and deletes only its contents. Large logs
+// are truncated.
 func (Disk) Clear(p paths) error {
 	if err := os.Mkdir(p.clients, pipeMode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -67,7 +67,7 @@ func (Disk) Clear(p paths) error {
 	return nil
 }
 
-// emptyDir deletes what is in a directory, but for one name, and not the directory: containers have mounted it.
+// emptyDir deletes the contents of a directory, except for one name. The directory stays: containers have mounted it.
 func emptyDir(dir, but string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -84,8 +84,8 @@ func emptyDir(dir, but string) error {
 	return nil
 }
 
-// ShowClients links what clients need into their directory, for any user, and makes sure that the socket of root's
-// commands is root's. It can be repeated.
+// ShowClients links the client pipes into the clients' directory, accessible to any user, and makes sure that the privileged socket
+// is root's. It is idempotent.
 func (Disk) ShowClients(p paths) error {
 	if err := os.Chmod(filepath.Join(p.pipe, privilegedSocket), 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err // MPS of before it had none is fine

@@ -19,19 +19,19 @@ import (
 // programName is how the kernel names the programs of MPS, control daemon and server: the first 15 bytes.
 const programName = "nvidia-cuda-mps"
 
-// maxEnviron bounds what is read of a process's environment, in bytes.
+// maxEnviron bounds the part of a process's environment that is read, in bytes.
 const maxEnviron = 256 << 10
 
-// A program that has just been started has its name before its environment: execve(2) fills the new memory after that. MPS's programs
-// always have variables, so those without any are looked at again, for maxLook in all: containers may have any number of programs
-// of that name.
+// A program that was just started has its name before its environment: execve(2) fills the new memory later. MPS's programs always
+// have variables, so those without any are checked again, for maxLook in all: containers may run any number of programs of that
+// name.
 const (
 	maxLook   = time.Second
 	lookAgain = 10 * time.Millisecond
 )
 
-// findProcesses lists the programs of MPS whose pipes are in a directory, in order of process id. Clients in containers
-// know the directory by another name, and are no programs of MPS.
+// findProcesses lists the programs of MPS whose pipes are in a directory, in order of process id. Clients in containers see the
+// directory under another name, and are not MPS programs.
 func findProcesses(pipe string) ([]ProcessID, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -80,8 +80,8 @@ func isProgram(pid int) bool {
 	return err == nil && strings.HasPrefix(string(name), programName)
 }
 
-// hasVariable reports whether a process was given an environment variable; not, if it has ended, or is one that this
-// process may not look into: ours are. It is not known of a process that has no environment yet.
+// hasVariable reports whether a process has an environment variable: false if it has ended, or is unreadable, which ours are not.
+// For a process without an environment yet, it is unknown.
 func hasVariable(pid int, variable string) (has, known bool, err error) {
 	environ, err := environOf(pid)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, fs.ErrPermission) {
@@ -101,13 +101,13 @@ func hasVariable(pid int, variable string) (has, known bool, err error) {
 	return false, true, nil
 }
 
-// isZombie reports whether a process has ended, and its parent has not noticed: such a one has no environment on older kernels.
+// isZombie reports whether a process is a zombie, which has no environment on older kernels.
 func isZombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" Z"))
 }
 
-// environOf is the environment of a process, as /proc has it.
+// environOf is the environment of a process in /proc.
 func environOf(pid int) ([]byte, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

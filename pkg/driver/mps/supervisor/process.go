@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a process that a pidfd names: no other process can take its place, and its end is noticed at once, also
-// when it is no child.
+// watched is a process identified by a pidfd: its PID cannot be confused after reuse, and its end is noticed at once, even if it is
+// not a child.
 type watched struct {
 	id   ProcessID
 	fd   *os.File
@@ -25,10 +25,10 @@ type watched struct {
 	once  sync.Once
 }
 
-// watchProcess begins to watch a process, which has to be the one that was started at the given time.
+// watchProcess starts watching a process, which must have the given start time.
 func watchProcess(id ProcessID, child *exec.Cmd) (*watched, error) {
 	fd, err := unix.PidfdOpen(id.PID, unix.PIDFD_NONBLOCK)
-	// Of the number of a thread that leads no process, kernels say EINVAL, and newer ones ENOENT (kernel/pid.c, pidfd_open).
+	// For a thread that is not a group leader, kernels return EINVAL, newer ones ENOENT (kernel/pid.c, pidfd_open).
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("%w: there is no process %d", errGone, id.PID)
 	}
@@ -36,7 +36,7 @@ func watchProcess(id ProcessID, child *exec.Cmd) (*watched, error) {
 		return nil, fmt.Errorf("open process %d: %w", id.PID, err)
 	}
 	w := &watched{id: id, fd: os.NewFile(uintptr(fd), "pidfd"), done: make(chan struct{}), child: child}
-	// The fd first: a process that has the right start time now is the one that the fd names.
+	// The fd first: a process that now has the right start time is the one that the fd refers to.
 	if start, err := startTime(id.PID); err != nil || start != id.Start {
 		w.Forget()
 		return nil, fmt.Errorf("%w: process %d is another one now", errGone, id.PID)
@@ -58,7 +58,7 @@ func watchProcess(id ProcessID, child *exec.Cmd) (*watched, error) {
 	return w, nil
 }
 
-// hasEnded reports whether a pidfd is readable, which it is from the end of its process on.
+// hasEnded reports whether a pidfd is readable, which means that its process has ended.
 func hasEnded(fd uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, 0)
@@ -68,7 +68,7 @@ func hasEnded(fd uintptr) bool {
 func (w *watched) ID() ProcessID         { return w.id }
 func (w *watched) Done() <-chan struct{} { return w.done }
 
-// How says how it ended; only the parent can know.
+// How describes how it ended, which only the parent knows.
 func (w *watched) How() string {
 	if w.child == nil || w.child.ProcessState == nil {
 		return "of unknown cause"
@@ -94,7 +94,7 @@ func (w *watched) signal(s unix.Signal) error {
 	return sent
 }
 
-// Forget closes the fd, and with it ends the goroutine that waits.
+// Forget closes the fd, which ends the waiting goroutine.
 func (w *watched) Forget() { w.once.Do(func() { _ = w.fd.Close() }) }
 
 // startTime is when a process started, in clock ticks since boot.
@@ -106,7 +106,7 @@ func startTime(pid int) (uint64, error) {
 	return parseStart(stat)
 }
 
-// parseStart reads field 22 of proc_pid_stat(5). The name in field 2 may hold anything, also parentheses and spaces.
+// parseStart reads field 22 of proc_pid_stat(5). The name in field 2 may contain anything, even parentheses and spaces.
 func parseStart(stat []byte) (uint64, error) {
 	const startAfterName = 22 - 3
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])

@@ -24,7 +24,7 @@ import (
 // controlProgram is the control daemon, and its client.
 const controlProgram = "nvidia-cuda-mps-control"
 
-// maxAnswer bounds what is read of a control client's output, in bytes.
+// maxAnswer bounds a control client's output, in bytes.
 const maxAnswer = 64 << 10
 
 // Processes is the Daemons of the operating system.
@@ -37,7 +37,7 @@ type Processes struct {
 	Cgroup string
 }
 
-// sandbox is what the program needs around it.
+// sandbox is the program's environment.
 func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 	s := sandbox{
 		Root: p.root(), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
@@ -52,8 +52,8 @@ func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 	return s
 }
 
-// stayOutside has a program run in the supervisor's own root where the driver's has no device nodes or no C library, as on
-// GKE. The daemon finds the server by PATH, and both the driver's libraries by LD_LIBRARY_PATH (NVIDIA's DRA driver,
+// stayOutside runs a program in the supervisor's own root if the driver's root lacks device nodes or a C library, as on GKE. The
+// daemon finds the server by PATH, and both the driver's libraries by LD_LIBRARY_PATH (NVIDIA's DRA driver,
 // mps-control-daemon.tmpl.yaml).
 func (s *sandbox) stayOutside() {
 	root := driverroot.Root{Host: s.Root, Here: s.Root}
@@ -68,11 +68,11 @@ func (s *sandbox) stayOutside() {
 	}
 }
 
-// root is the first driver root with MPS's program, the first of all where none has it: the error names it.
+// root is the first driver root with the MPS program; without one, the first root, which the error then names.
 func (p Processes) root() string {
 	for _, root := range p.DriverRoots {
 		for _, dir := range filepath.SplitList(searchPath) {
-			// It may be a link that leads somewhere only once the root is the root.
+			// It may be a link that resolves only inside the root.
 			if _, err := os.Lstat(filepath.Join(root, dir, controlProgram)); err == nil {
 				return root
 			}
@@ -83,7 +83,7 @@ func (p Processes) root() string {
 
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
 
-// Start creates the process, as a session of its own, which then waits for its instructions.
+// Start creates the process in its own session, where it waits for its instructions.
 func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (_ Process, err error) {
 	s := p.sandbox(d, "-f", "-multiuser-server")
 	s.Shm = d.paths.shm
@@ -103,7 +103,7 @@ func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) e
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", controlProgram, err)
 	}
-	defer instructions.Close() // without a word, where a step fails: then the process ends
+	defer instructions.Close() // if a step fails, without instructions: the process then exits
 	id := ProcessID{PID: command.Process.Pid}
 	if id.Start, err = startTime(id.PID); err == nil {
 		err = record(id)
@@ -136,7 +136,7 @@ func startSandboxed(command *exec.Cmd) (*os.File, error) {
 	return write, nil
 }
 
-// ignoreExit passes over how a process ended.
+// ignoreExit drops errors about a process's exit status.
 func ignoreExit(err error) error {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return nil
@@ -148,7 +148,7 @@ func ignoreExit(err error) error {
 func (p Processes) Adopt(id ProcessID) (Process, error) {
 	w, err := watchProcess(id, nil)
 	if err != nil {
-		return nil, err // not a *watched that is nil
+		return nil, err // not a nil *watched
 	}
 	return w, nil
 }
@@ -174,7 +174,7 @@ func (p Processes) Ask(ctx context.Context, d Daemon, commands ...string) (strin
 	return strings.TrimSpace(out.String()), nil
 }
 
-// limited keeps the beginning of what is written to it.
+// limited keeps only the beginning of its input.
 type limited struct {
 	bytes.Buffer
 }
@@ -186,7 +186,7 @@ func (l *limited) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// Serves looks for programs of MPS that have the daemon's pipes, other than the daemon.
+// Serves looks for other MPS programs that use the daemon's pipes.
 func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, error) {
 	found, err := findProcesses(d.paths.pipe)
 	if err != nil {
@@ -195,7 +195,7 @@ func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, 
 	return slices.ContainsFunc(found, func(id ProcessID) bool { return id != daemon }), nil
 }
 
-// Sweep kills what has the daemon's pipes and is a program of MPS, and removes the daemon's cgroup.
+// Sweep kills MPS programs that use the daemon's pipes, and removes the daemon's cgroup.
 func (p Processes) Sweep(ctx context.Context, d Daemon) error {
 	left, err := findProcesses(d.paths.pipe)
 	if err != nil {
@@ -210,7 +210,7 @@ func (p Processes) Sweep(ctx context.Context, d Daemon) error {
 	return p.removeCgroup(ctx, d)
 }
 
-// killTimeout bounds the wait for a killed process: only one that hangs in the kernel needs more.
+// killTimeout bounds the wait for a killed process: only one hanging in the kernel takes longer.
 const killTimeout = 5 * time.Second
 
 func killAndWait(ctx context.Context, id ProcessID) error {

@@ -18,21 +18,21 @@ import (
 // recordVersion changes when an older supervisor would misread a newer record.
 const recordVersion = 1
 
-// phase is how far a GPU has come.
+// phase is the progress of a GPU.
 type phase string
 
 const (
-	// starting: a daemon is being started. Lost says whether for claims that had one.
+	// starting: a daemon is being started. With Lost, it is a restart for claims.
 	starting phase = "starting"
 	running  phase = "running"
-	// stopping: no claim is left, and everything is being undone.
+	// stopping: no claim is left, and all changes are being undone.
 	stopping phase = "stopping"
 )
 
-// record is what is stored of a GPU or partition, written before the node is changed.
+// record is the stored state of a GPU or partition, written before the node is changed.
 type record struct {
 	Version int `json:"version"`
-	// Boot identifies a boot of the node: nothing of MPS outlives a reboot.
+	// Boot identifies a boot of the node: MPS does not survive a reboot.
 	Boot       string       `json:"boot"`
 	Device     string       `json:"device"`
 	PCI        string       `json:"pci"`
@@ -43,13 +43,14 @@ type record struct {
 	Claims     []types.UID  `json:"claims,omitempty"` // sorted
 	// Owners are the DRA driver names of claims.
 	Owners map[types.UID]string `json:"owners,omitempty"`
-	// Lost are the claims whose daemon has ended and was not started again yet, sorted.
+	// Lost are the claims whose daemon has ended and was not restarted yet, sorted.
 	Lost []types.UID `json:"lost,omitempty"`
-	// PreviousMode is the compute mode to give back; nil if it was not changed.
+	// PreviousMode is the compute mode to restore; nil if it was not changed.
 	PreviousMode *int `json:"previousComputeMode,omitempty"`
-	// Closed says that nobody may use the GPU, as it has claims and no daemon: its compute mode is PROHIBITED, or about to be.
+	// Closed is set while nobody may use the GPU because it has claims but no daemon: its compute mode is PROHIBITED, or about to
+	// be.
 	Closed bool `json:"closed,omitempty"`
-	// Daemon is nil while no process was made.
+	// Daemon is nil before a process was created.
 	Daemon *ProcessID `json:"daemon,omitempty"`
 	// Unknown are the fields of a later release; nil if there are none.
 	Unknown any `json:"-"`
@@ -66,7 +67,7 @@ var recordFormat = &store.Format[record]{
 	Names:     func(name string) bool { _, err := checkDevice(name); return err == nil },
 }
 
-// check checks all that is acted on.
+// check validates all fields that are acted on.
 func (r *record) check() error {
 	pci, err := gpu.ParsePCIAddress(r.PCI)
 	named, errName := checkDevice(r.Device)
@@ -94,14 +95,14 @@ func (r *record) check() error {
 			}
 		}
 	}
-	// To lose an owner costs less than to take the record for corrupt, which ends a daemon that claims use.
+	// Losing an owner costs less than treating the record as corrupt, which would stop a daemon in use.
 	maps.DeleteFunc(r.Owners, func(claim types.UID, owner string) bool { return !r.has(claim) || checkOwner(owner) != nil })
 	return nil
 }
 
 // pci is the GPU's address.
 func (r *record) pci() gpu.PCIAddress {
-	pci, _ := gpu.ParsePCIAddress(r.PCI) // was checked when the record was made
+	pci, _ := gpu.ParsePCIAddress(r.PCI) // was checked when the record was created
 	return pci
 }
 

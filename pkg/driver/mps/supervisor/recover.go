@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
-// Recover takes up what an earlier life left: it locks every GPU of which there is something, and goes on with them
-// concurrently, while new requests wait only for the GPU they are of.
+// Recover resumes the work of an earlier supervisor: it locks every GPU with leftover state and handles them concurrently, while
+// new requests wait only for their own GPU.
 func (s *Supervisor) Recover(ctx context.Context) error {
 	s.reports.load(ctx)
 	devices, err := s.found()
@@ -53,14 +53,14 @@ func (s *Supervisor) found() ([]string, error) {
 	return slices.Compact(devices), nil
 }
 
-// recover brings one GPU to where its daemon runs and its claims have it, or nothing is left.
+// recover brings one GPU to a state where its daemon serves its claims, or removes MPS from it.
 func (g *gpuState) recover(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	g.record = g.read(ctx)
 	g.daemon.UUID = g.record.UUID
 	switch r := g.record; {
 	case r.Boot != g.s.boot:
-		// Neither the daemon nor the compute mode has outlived the reboot.
+		// Neither the daemon nor the compute mode has survived the reboot.
 		logger.Info("Removing the MPS state of an earlier boot", "gpu", g.device, "claims", r.Claims)
 		r.PreviousMode, r.Daemon, r.Boot = nil, nil, g.s.boot
 	case r.Phase == running:
@@ -75,14 +75,14 @@ func (g *gpuState) recover(ctx context.Context) {
 		g.restartLater(ctx)
 		return
 	default:
-		logger.Info("Removing what an earlier supervisor did not finish", "gpu", g.device, "phase", r.Phase, "claims", r.Claims)
+		logger.Info("Cleaning up after an earlier supervisor", "gpu", g.device, "phase", r.Phase, "claims", r.Claims)
 	}
 	if err := g.dismantle(ctx); err != nil {
 		logger.Error(err, "MPS cleanup failed; trying again", "gpu", g.device, "every", cleanUpEvery)
 	}
 }
 
-// read gives the record of a GPU, or one that says to undo whatever there is.
+// read returns the record of a GPU; if it is lost, one that undoes everything.
 func (g *gpuState) read(ctx context.Context) *record {
 	r, err := g.s.records.Read(g.device)
 	if r != nil {
@@ -91,11 +91,11 @@ func (g *gpuState) read(ctx context.Context) *record {
 	pci, _ := checkDevice(g.device) // found has checked it
 	unknown := &record{Version: recordVersion, Boot: g.s.boot, Device: g.device, PCI: pci.String(), Phase: stopping}
 	if g.s.config.ComputeMode == ExclusiveMode && !isPartition(g.device) {
-		mode := nvml.ComputeModeDefault                    // what it was is not known, but this is what nearly all GPUs have
-		unknown.PreviousMode, unknown.Closed = &mode, true // nor whether nobody was to use the GPU
+		mode := nvml.ComputeModeDefault                    // the previous one is unknown, but nearly all GPUs have this one
+		unknown.PreviousMode, unknown.Closed = &mode, true // nor is it known whether the GPU was closed
 	}
 	if err == nil {
-		return unknown // directories only, but the record comes first and goes last: it was lost, as after it was set aside on a full disk
+		return unknown // the record, created first and deleted last, was lost, as after being set aside on a full disk
 	}
 	aside, errAside := g.s.records.SetAside(g.device)
 	klog.FromContext(ctx).Error(errors.Join(err, errAside),

@@ -15,10 +15,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// reportsFile keeps what no watcher has taken, for the next life of the supervisor.
+// reportsFile stores unacknowledged events for the next supervisor.
 const reportsFile = "events.json"
 
-// maxReports bounds what is kept for watchers that come later, and what one that is slow may fall behind.
+// maxReports bounds the events kept for later watchers, and the backlog of a slow one.
 const maxReports = 256
 
 // reports hands events to watchers. An event stays until a watcher has acknowledged it, so none is lost while the plugin
@@ -54,12 +54,12 @@ func newReports(disk store.FileSystem, dir, boot string) *reports {
 	return &reports{file: store.NewFile(disk, filepath.Join(dir, reportsFile), reportsFormat), boot: boot}
 }
 
-// load reads what an earlier life left. What cannot be read is logged and forgotten: the claims that lost their daemon are
-// on record too.
+// load reads the events of an earlier supervisor. Unreadable ones are logged and dropped: the claims that lost their daemon are
+// also on record.
 func (r *reports) load(ctx context.Context) {
 	left, err := r.file.Read()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not read events that no watcher took")
+		klog.FromContext(ctx).Error(err, "Could not read unacknowledged events")
 		return
 	}
 	if left == nil || left.Boot != r.boot {
@@ -76,14 +76,14 @@ func (r *reports) add(ctx context.Context, event mps.Event) {
 	defer r.mu.Unlock()
 	next := report{ID: rand.Text(), Event: event}
 	if len(r.pending) == maxReports {
-		klog.FromContext(ctx).Info("Forgetting an event that no watcher took", "event", r.pending[0].Event)
+		klog.FromContext(ctx).Info("Dropping an unacknowledged event", "event", r.pending[0].Event)
 		r.pending = slices.Clone(r.pending[1:])
 	}
 	r.pending = append(r.pending, next)
 	if err := r.save(); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not keep events for later watchers")
 	}
-	// A watcher that has fallen behind is disconnected: it connects again and begins with what is pending.
+	// A watcher that has fallen behind is disconnected: it reconnects and starts with the pending events.
 	r.watchers = slices.DeleteFunc(r.watchers, func(w chan report) bool {
 		select {
 		case w <- next:
@@ -95,7 +95,7 @@ func (r *reports) add(ctx context.Context, event mps.Event) {
 	})
 }
 
-// watch begins with all that is pending. The channel is closed if its reader falls behind.
+// watch starts with all pending events. The channel is closed if its reader falls behind.
 func (r *reports) watch() <-chan report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,7 +114,7 @@ func (r *reports) leave(w <-chan report) {
 	r.watchers = slices.DeleteFunc(r.watchers, func(other chan report) bool { return other == w })
 }
 
-// acknowledge forgets an event that a watcher has dealt with. It may be forgotten already.
+// acknowledge drops an event that a watcher has handled. It may be gone already.
 func (r *reports) acknowledge(ctx context.Context, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,7 +124,7 @@ func (r *reports) acknowledge(ctx context.Context, id string) {
 		return
 	}
 	if err := r.save(); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not record that an event was taken; it may be reported again")
+		klog.FromContext(ctx).Error(err, "Could not record the acknowledgement of an event; it may be reported again")
 	}
 }
 

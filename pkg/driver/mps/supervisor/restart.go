@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// fastRestarts is how often a daemon is restarted in a row before it counts as failed: at once, then after 1, 2, 4
-	// and 8 seconds. From then on it is tried slowly, as the cause may go away (a driver is loaded again).
+	// fastRestarts is how often a daemon is restarted in a row before it counts as failed: at once, then after 1, 2, 4 and 8
+	// seconds. After that it is retried slowly, as the cause may go away (a reloaded driver, for example).
 	fastRestarts = 5
 	slowRestart  = time.Minute
-	// stable is how long a daemon has to run for the next loss to count as the first.
+	// stable is the run time after which a loss counts as the first again.
 	stable = 10 * time.Minute
 )
 
@@ -35,7 +35,7 @@ func delay(restarts int) time.Duration {
 	}
 }
 
-// watch waits for the end of a daemon, and acts on one that was not wanted.
+// watch waits for the end of a daemon, and handles an unexpected one.
 func (g *gpuState) watch(process Process) {
 	ctx := g.s.life
 	select {
@@ -55,7 +55,7 @@ func (g *gpuState) watch(process Process) {
 	g.restartLater(ctx)
 }
 
-// noteLoss reports and records that the daemon is gone, and which claims have lost it.
+// noteLoss reports and records the loss of the daemon and the affected claims.
 func (g *gpuState) noteLoss(ctx context.Context, how string) {
 	pid := 0
 	if g.record.Daemon != nil {
@@ -67,7 +67,7 @@ func (g *gpuState) noteLoss(ctx context.Context, how string) {
 	g.daemon.process, g.record.Phase = nil, starting
 	g.record.Lost = slices.Clone(g.record.Claims)
 	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(ctx, g.device, g.daemon.paths.log))
-	// First the report: should this process die in between, it is made again.
+	// Report first: if this process dies in between, the report is repeated.
 	g.report(ctx, mps.DaemonLost, g.record.Lost, g.message)
 	if err := g.save(); err != nil {
 		klog.FromContext(ctx).Error(err, "Recording the loss of an MPS control daemon failed", "gpu", g.device)
@@ -80,7 +80,7 @@ func (g *gpuState) report(ctx context.Context, kind mps.EventKind, claims []type
 	g.s.reports.add(ctx, mps.Event{Device: g.device, Kind: kind, Claims: slices.Clone(claims), Message: message, Time: time.Now()})
 }
 
-// restartLater has a goroutine start the daemon again, unless one is at it.
+// restartLater restarts the daemon in a goroutine, unless one is already doing so.
 func (g *gpuState) restartLater(ctx context.Context) {
 	g.giveUp(ctx)
 	g.keepOff(ctx)
@@ -136,8 +136,8 @@ func (g *gpuState) tryRestart(ctx context.Context) bool {
 	return true
 }
 
-// keepOff keeps programs off a GPU without a daemon, unless the next one is started at once. Where that fails, the claims still wait
-// for their daemon.
+// keepOff blocks a GPU without a daemon, unless the next one is started at once. If that fails, the claims still wait for their
+// daemon.
 func (g *gpuState) keepOff(ctx context.Context) {
 	if delay(g.restarts) == 0 || ctx.Err() != nil {
 		return

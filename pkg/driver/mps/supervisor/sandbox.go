@@ -27,9 +27,9 @@ const maxSandbox = 64 << 10
 // searchPath is where drivers put their programs.
 const searchPath = "/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// sandbox is a program of the driver and what it needs around it.
+// sandbox is a program of the driver with its environment.
 type sandbox struct {
-	// Root is the driver's root, in which the program finds its libraries.
+	// Root is the driver's root, which contains the program's libraries.
 	Root string `json:"root"`
 	// Pipe and Log have the same paths inside.
 	Pipe string `json:"pipe"`
@@ -39,14 +39,14 @@ type sandbox struct {
 	// Cgroup to enter; empty for none.
 	Cgroup  string `json:"cgroup,omitempty"`
 	Program string `json:"program"`
-	// Search is where the program is looked for, in the form of PATH; empty for the usual directories.
+	// Search is the search path for the program, like PATH; empty for the usual directories.
 	Search string   `json:"search,omitempty"`
 	Args   []string `json:"args,omitempty"`
 	Env    []string `json:"env"`
 }
 
-// Enter reads its instructions, shuts this process off from the rest of the node as far as that needs, and becomes it. It
-// returns only if it fails. One without instructions ends: its starter died before the process was on record.
+// Enter reads its instructions, isolates this process from the node as they require, and executes the program. It returns only on
+// failure. Without instructions it fails: the supervisor died before the process was on record.
 func Enter() error {
 	in := os.NewFile(sandboxFD, "sandbox")
 	if in == nil {
@@ -64,7 +64,7 @@ func Enter() error {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return fmt.Errorf("decode instructions: %w", err)
 	}
-	runtime.LockOSThread() // namespaces are a thread's until it becomes the program
+	runtime.LockOSThread() // namespaces belong to the thread until exec
 	if s.Cgroup != "" {
 		if err := enterCgroup(s.Cgroup); err != nil {
 			fmt.Fprintf(os.Stderr, "cleave: stay in the supervisor's cgroup, with which a container runtime ends this daemon: %v\n", err)
@@ -77,13 +77,12 @@ func Enter() error {
 	if err != nil {
 		return fmt.Errorf("%w under %s: does the driver's installation there have MPS?", err, s.Root)
 	}
-	// By an ordinary umask the socket of privileged commands is root's; what clients of any user write to the daemon
-	// opens for them itself (see pipes.go).
+	// With an ordinary umask the privileged socket is root's; the daemon itself opens the client pipes to any user (see pipes.go).
 	syscall.Umask(0o022)
 	return fmt.Errorf("run %s: %w", program, syscall.Exec(program, append([]string{program}, s.Args...), s.Env))
 }
 
-// find looks a program up. exec.LookPath would go by this process's PATH.
+// find looks a program up. exec.LookPath would use this process's PATH.
 func find(program, search string) (string, error) {
 	for _, dir := range filepath.SplitList(search) {
 		path := filepath.Join(dir, program)
@@ -94,7 +93,7 @@ func find(program, search string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", program, search)
 }
 
-// enterRoot makes the driver's root the root of a mount namespace of this process's own, with the directories of its GPU.
+// enterRoot makes the driver's root the root of a new mount namespace, with the directories of the GPU.
 func (s *sandbox) enterRoot() error {
 	if s.Root == "/" && s.Shm == "" {
 		return nil
@@ -102,7 +101,7 @@ func (s *sandbox) enterRoot() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// What is unmounted outside goes inside too, and nothing goes the other way.
+	// Unmounts outside propagate inside, but nothing propagates outside.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("shut the mount namespace off: %w", err)
 	}
@@ -131,7 +130,7 @@ func (s *sandbox) enterRoot() error {
 	return nil
 }
 
-// tree is a directory that is taken along into another root. Paths are looked up there, where a link cannot lead out.
+// tree is a directory to mount into another root. Paths are resolved inside it, so that links cannot lead out.
 type tree struct {
 	from, to string
 	fd       int
@@ -164,8 +163,8 @@ func (t *tree) put() error {
 	return unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// detachShared takes the file systems of all GPUs out of this namespace: they would stay mounted until this process ends, also
-// when a GPU's last share was long gone.
+// detachShared unmounts the file systems of all GPUs in this namespace: they would stay mounted until this process ends, long after
+// a GPU's last share.
 func detachShared() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -193,12 +192,12 @@ func sharedMounts(mountinfo string) []string {
 	return dirs
 }
 
-// unescape undoes what the kernel does to paths in mountinfo.
+// unescape reverses the kernel's escaping of paths in mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// pivot changes the root and detaches the old one, so that the daemon keeps nothing of the supervisor's container.
+// pivot changes the root and detaches the old one, so that the daemon keeps no reference to the supervisor's container.
 func pivot(root string) error {
-	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil { // it has to be a mount
+	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil { // must be a mount point
 		return err
 	}
 	if err := unix.Chdir(root); err != nil {

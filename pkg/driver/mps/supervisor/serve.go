@@ -29,8 +29,8 @@ const lockName = "supervisor.lock"
 // maxRequest bounds a request, in bytes.
 const maxRequest = 1 << 20
 
-// Run serves until ctx ends or the socket breaks. Daemons that run then go on: the next supervisor adopts them. self is
-// the command that calls Enter.
+// Run serves until ctx ends or the socket breaks. Daemons keep running: the next supervisor adopts them. self is the command that
+// calls Enter.
 func Run(ctx context.Context, config Config, self []string) error {
 	if err := config.Validate(); err != nil {
 		return err
@@ -87,10 +87,10 @@ func serve(ctx context.Context, config Config, on Host) error {
 	return err
 }
 
-// listen serves the socket until life ends.
+// listen serves the socket until s.life ends.
 func (s *Supervisor) listen(life context.Context) error {
 	socket := filepath.Join(s.config.Dir, mps.SocketName)
-	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier life
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier supervisor
 		return fmt.Errorf("remove the socket of an earlier supervisor: %w", err)
 	}
 	listener, err := net.Listen("unix", socket)
@@ -114,7 +114,7 @@ func (s *Supervisor) listen(life context.Context) error {
 		return fmt.Errorf("serve %s: %w", socket, err)
 	case <-life.Done():
 	}
-	// What is being stopped is stopped to the end; what is being started ends with life and is undone.
+	// Stops in progress are completed; starts in progress end with life and are undone.
 	server.GracefulStop()
 	return <-failed
 }
@@ -171,7 +171,7 @@ func makeDir(dir string, mode fs.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-// tidy leaves nothing in the directory where no GPU is shared and no event is pending. The lock is still held.
+// tidy empties the directory if no GPU is shared and no event is pending. The lock is still held.
 func (s *Supervisor) tidy(ctx context.Context) {
 	if len(s.Status().GPUs) > 0 || !s.reports.forget() {
 		return

@@ -18,7 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps/api/v1alpha1"
 )
 
-// service is the supervisor as gRPC has it.
+// service is the gRPC service of the supervisor.
 type service struct {
 	v1alpha1.UnimplementedSupervisorServer
 	*Supervisor
@@ -104,7 +104,7 @@ func (s service) Watch(stream v1alpha1.Supervisor_WatchServer) error {
 	}
 }
 
-// acknowledge takes what a watcher says until it leaves.
+// acknowledge handles a watcher's acknowledgements until it leaves.
 func (s service) acknowledge(stream v1alpha1.Supervisor_WatchServer) error {
 	for {
 		r, err := stream.Recv()
@@ -146,10 +146,10 @@ func texts(from []types.UID) []string {
 	return to
 }
 
-// maxMessage keeps an error within what gRPC carries alongside an answer, in bytes.
+// maxMessage keeps an error, in bytes, within gRPC's limit on trailers.
 const maxMessage = 6 << 10
 
-// code shows callers whether to try again.
+// code tells callers whether to retry.
 func code(err error) error {
 	c := codes.Internal
 	switch {

@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// start brings up a daemon for the claims on record. Each step is recorded before it is taken. Where one fails, the
-// daemon is ended; the rest is left to the caller, who may try again.
+// start starts a daemon for the claims on record. Each step is recorded before it is taken. If one fails, the daemon is stopped;
+// the caller undoes the rest or retries.
 func (g *gpuState) start(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	if err := g.daemon.end(ctx, g.record.Daemon); err != nil {
@@ -52,14 +52,14 @@ func (g *gpuState) start(ctx context.Context) error {
 	return nil
 }
 
-// running notes that the daemon runs, reports it to those that had lost theirs, and watches it.
+// running notes that the daemon runs, reports that to claims that had lost theirs, and watches it.
 func (g *gpuState) running(ctx context.Context) {
 	g.started, g.failed, g.message = time.Now(), false, ""
 	if lost := g.record.Lost; len(lost) > 0 {
 		g.report(ctx, mps.DaemonRestarted, lost,
 			fmt.Sprintf("a new MPS control daemon runs (generation %d)", g.record.Generation))
 		g.record.Lost = nil
-		if err := g.save(); err != nil { // it would be reported again after a restart
+		if err := g.save(); err != nil { // the next supervisor would report it again
 			klog.FromContext(ctx).Error(err, "Recording the restart of an MPS control daemon failed", "gpu", g.device)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// dismantle removes MPS from a GPU, and reports success only when the GPU has its compute mode back, or is in MIG mode: then the record
-// stays, and CleanUp or whoever needs the whole GPU comes again. It can be repeated, and is not given up when the supervisor stops.
+// dismantle removes MPS from a GPU. It succeeds only when the compute mode is restored, or the GPU is in MIG mode: then the record
+// stays until CleanUp, or a request for the whole GPU, retries. It is idempotent, and continues when the supervisor stops.
 func (g *gpuState) dismantle(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	ctx = context.WithoutCancel(ctx)
@@ -29,7 +29,7 @@ func (g *gpuState) dismantle(ctx context.Context) error {
 	}
 	if errors.Is(err, errLater) {
 		if g.message != err.Error() {
-			logger.Info("The GPU gets its compute mode back later", "gpu", g.device, "reason", err.Error())
+			logger.Info("The compute mode of the GPU will be restored later", "gpu", g.device, "reason", err.Error())
 		}
 		g.message, g.waits = err.Error(), time.Now()
 		g.show()

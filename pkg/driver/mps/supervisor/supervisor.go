@@ -20,18 +20,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// errInvalid is wrapped by errors of requests that no retry mends.
+// errInvalid is wrapped by errors that a retry cannot fix.
 var errInvalid = errors.New("invalid request")
 
-// errConflict is wrapped where a request goes against what other claims have.
+// errConflict is wrapped by errors about conflicts with other claims.
 var errConflict = errors.New("conflict")
 
-// cleanUpEvery is the time between attempts to undo what could not be undone, such as the compute mode of a GPU whose
-// driver was not loaded.
+// cleanUpEvery is the interval of retrying a failed cleanup, such as the compute mode of a GPU whose driver was not loaded.
 const cleanUpEvery = 30 * time.Second
 
-// lookLater is the time between two looks at a GPU that is in MIG mode, which may be for months: a look opens it, and who needs it out of
-// MIG mode asks by Retain.
+// lookLater is the interval of checking a GPU in MIG mode, which may last for months: a check opens it, and Retain asks when the
+// whole GPU is needed.
 const lookLater = 10 * time.Minute
 
 // Supervisor runs the MPS daemons of a node.
@@ -42,15 +41,15 @@ type Supervisor struct {
 	reports *reports
 	records *store.Directory[string, record]
 
-	// life ends when the supervisor stops, and wg waits for what it still does then.
-	life context.Context // work goes on when the caller that asked for it is gone
+	// life ends when the supervisor stops, and wg waits for its remaining work.
+	life context.Context // work continues after its caller has gone
 	wg   sync.WaitGroup
 
 	mu   sync.Mutex
 	gpus map[string]*gpuState
 }
 
-// New makes a supervisor whose work ends with life. Recover comes next.
+// New returns a supervisor whose work ends with life. Call Recover next.
 func New(life context.Context, config Config, on Host, boot string) *Supervisor {
 	return &Supervisor{
 		config: config, on: on, boot: boot, life: life, gpus: map[string]*gpuState{},
@@ -59,10 +58,10 @@ func New(life context.Context, config Config, on Host, boot string) *Supervisor 
 	}
 }
 
-// Wait waits until all that goes on has ended, which begins when life ends.
+// Wait waits, after the end of life, for all work to end.
 func (s *Supervisor) Wait() { s.wg.Wait() }
 
-// Ensure lets a claim use the daemon of a GPU and starts it if none runs. A start goes on when ctx ends.
+// Ensure lets a claim use the daemon of a GPU and starts it if none runs. A start continues when ctx ends.
 func (s *Supervisor) Ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
 	if err := checkRequest(r); err != nil {
 		return mps.Endpoint{}, fmt.Errorf("%w: %w", errInvalid, err)
@@ -75,7 +74,7 @@ func (s *Supervisor) Ensure(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	return g.ensure(s.work(ctx), r)
 }
 
-// Release takes a claim off a GPU and undoes everything after the last one.
+// Release removes a claim from a GPU, and MPS after the last one.
 func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID) error {
 	if err := checkClaim(claim); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
@@ -85,8 +84,8 @@ func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID
 	})
 }
 
-// Retain takes the claims of an owner off a GPU, all but the given ones, and restores the compute mode of one whose
-// driver was reloaded. Claims of other owners stay.
+// Retain removes all but the given claims of an owner from a GPU, and restores the compute mode after a reload of the driver.
+// Claims of other owners stay.
 func (s *Supervisor) Retain(ctx context.Context, device, owner string, claims []types.UID) error {
 	if err := checkOwner(owner); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
@@ -99,7 +98,7 @@ func (s *Supervisor) Retain(ctx context.Context, device, owner string, claims []
 	})
 }
 
-// with does something to the state of a GPU, if there is one.
+// with calls a function with the state of a GPU, if there is one.
 func (s *Supervisor) with(ctx context.Context, device string, do func(context.Context, *gpuState) error) error {
 	if _, err := checkDevice(device); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
@@ -120,7 +119,7 @@ func (s *Supervisor) with(ctx context.Context, device string, do func(context.Co
 	return do(s.work(ctx), g)
 }
 
-// Status reports what there is, without waiting for what goes on.
+// Status reports the state of all GPUs without blocking.
 func (s *Supervisor) Status() *mps.Status {
 	status := &mps.Status{Version: s.config.Version}
 	for _, g := range s.all() {
@@ -166,7 +165,7 @@ func (s *Supervisor) work(ctx context.Context) context.Context {
 	return klog.NewContext(s.life, klog.FromContext(ctx))
 }
 
-// CleanUp tries again, until life ends, to undo what could not be undone.
+// CleanUp retries failed cleanups until life ends.
 func (s *Supervisor) CleanUp() {
 	tick := time.NewTicker(cleanUpEvery)
 	defer tick.Stop()
@@ -182,7 +181,7 @@ func (s *Supervisor) CleanUp() {
 	}
 }
 
-// cleanUp undoes what is left on one GPU. One whose lock somebody holds, as while the driver hangs, must not keep the others from it.
+// cleanUp cleans up one GPU. A locked GPU, as while the driver hangs, must not block the others.
 func (s *Supervisor) cleanUp(g *gpuState) {
 	ctx, cancel := context.WithTimeout(s.life, cleanUpEvery)
 	defer cancel()
