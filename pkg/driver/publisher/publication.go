@@ -16,61 +16,61 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
-// publication is how far slices are on their way to the API server.
+// publication is the progress of writing slices to the API server.
 type publication struct {
-	// published is what the helper was given last; nil before the first time.
+	// published are the slices last handed to the helper; nil before the first time.
 	published []nodeslices.Slice
 	contents  []content
-	// arriving is the index, plus one, of the slice that was changed last and that the API server may not have yet; zero where
-	// none was. since is when it was changed.
+	// arriving is the index, plus one, of the last changed slice, which the API server may not have yet; zero for none. since is
+	// when it was changed.
 	arriving int
 	since    time.Time
-	// complete says that the API server had all of published at some time.
+	// complete is set once the API server had all of published.
 	complete bool
-	// gone is when slices were first missing from it, restored how often they were published again since.
+	// gone is when slices were first found missing, restored the number of times they were republished since.
 	gone     time.Time
 	restored int
 	loss     loss
 }
 
-// loss is slices that are missing from the API server and were not taken away by this plugin.
+// loss describes slices that something other than this plugin deleted.
 type loss struct {
 	at      time.Time
 	missing int
 }
 
-// step is what is to be done next.
+// step is the next action.
 type step struct {
-	// slices to hand to the helper; nil for nothing.
+	// slices to hand to the helper; nil for none.
 	slices []nodeslices.Slice
-	// changed is the index, plus one, of the only slice that differs from before; zero where all may.
+	// changed is the index, plus one, of the only changed slice; zero if all may have changed.
 	changed int
-	// missing is how many slices that were published are not there; zero where the slices are new ones.
+	// missing is the number of published slices that are missing; zero if the slices are new.
 	missing int
-	// arrived says that the API server has all that is wanted.
+	// arrived is set if the API server has all wanted slices.
 	arrived bool
-	// slow says that a slice was not waited for any longer.
+	// slow is set if the wait for a slice has timed out.
 	slow bool
-	// again is after what time to ask again though nothing changes; zero for never.
+	// again is the time after which to call next again even without changes; zero for never.
 	again time.Duration
 }
 
 const (
-	// restoreAfter is how long slices must have been missing before they are published again: whoever deletes some may be
-	// about to delete more. Left alone, the helper puts them back 30 s after the last change (DefaultSyncDelay of
-	// k8s.io/dynamic-resource-allocation/resourceslice v0.37.2).
+	// restoreAfter is how long slices must have been missing before they are republished: more deletions may follow. By itself, the
+	// helper restores them 30 s after the last change (DefaultSyncDelay of k8s.io/dynamic-resource-allocation/resourceslice
+	// v0.37.2).
 	restoreAfter = 300 * time.Millisecond
-	// restoreEvery is the time to the second attempt, as the helper may learn of a deletion after this plugin does. Each later
-	// one takes twice the time, up to restoreAtMost.
+	// restoreEvery is the time to the second attempt, as the helper may learn of a deletion after this plugin does. The delay then
+	// doubles, up to restoreAtMost.
 	restoreEvery  = time.Second
 	restoreAtMost = 30 * time.Second
 )
 
-// next decides on the next step towards the wanted slices. It changes nothing but what it knows of the slices that it sees.
+// next decides on the next step towards the wanted slices. It updates only its knowledge of the slices seen.
 //
-// Slices change one at a time, each when the one before has reached the API server: a pool of which several slices change gets
-// a new generation, and nothing can be allocated from it until all are there. The last one is waited for only once another one
-// is to change, so that a change of one slice costs one request.
+// Slices change one at a time, each after the previous one has reached the API server: if several slices change, the pool gets a
+// new generation, and nothing can be allocated from it until all have arrived. The last one is awaited only before the next change,
+// so that a change of one slice costs one request.
 //
 // No allocated device is ever missing, nor a counter that it consumes, as the scheduler would allocate them again:
 //   - What is published before and after has them: what is allocated is offered whatever the policy says, and a GPU has
@@ -104,15 +104,15 @@ func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, now time.Time
 		if left > 0 {
 			return step{again: left}
 		}
-		slow = true // the helper goes on trying; what is lost is only the pool's staying allocatable meanwhile
+		slow = true // the helper keeps trying; the pool just may not be allocatable meanwhile
 	}
 	next := slices.Clone(p.published)
 	next[differs-1] = wanted[differs-1]
 	return step{slices: next, changed: differs, slow: slow}
 }
 
-// firstChange is the index, plus one, of a slice that is to change: the one that is on its way, as it need not be waited for,
-// or the first; zero where none is.
+// firstChange is the index, plus one, of a slice to change: the one still arriving, as it need not be awaited, or the first; zero
+// for none.
 func (p *publication) firstChange(wanted []nodeslices.Slice) int {
 	differs := func(i int) bool { return !resourceslice.DevicesDeepEqual(p.published[i].Devices, wanted[i].Devices) }
 	if p.arriving > 0 && differs(p.arriving-1) {
@@ -126,8 +126,8 @@ func (p *publication) firstChange(wanted []nodeslices.Slice) int {
 	return 0
 }
 
-// compare counts the published slices that the API server lacks. exact says that it has nothing but published slices: where
-// others are among them, another plugin of a rolling update is publishing, and is not to be opposed.
+// compare counts the published slices that the API server lacks. exact reports that it has only published slices: if there are
+// others, another plugin of a rolling update is publishing, and must not be fought.
 func (p *publication) compare(seen []Seen) (missing int, exact bool) {
 	there := map[int]bool{}
 	for _, s := range seen {
@@ -143,7 +143,7 @@ func (p *publication) compare(seen []Seen) (missing int, exact bool) {
 	return missing, true
 }
 
-// restore publishes slices again that something else deleted.
+// restore republishes slices that something else deleted.
 func (p *publication) restore(missing int, exact bool, now time.Time) step {
 	if missing == 0 || !exact || !p.complete {
 		return step{}
@@ -178,8 +178,8 @@ func (p *publication) handed(s step, now time.Time) {
 	}
 }
 
-// oneByOne reports whether slices can change one after the other: their number and their counters stay, no device consumes
-// others, and none comes to another slice, where it would be twice, or nowhere, for a while.
+// oneByOne reports whether slices can change one at a time: their number and counters stay, no device consumes other counters, and
+// none moves to another slice, as it would temporarily exist twice or not at all.
 func oneByOne(was, want []nodeslices.Slice) bool {
 	if len(was) != len(want) {
 		return false
@@ -204,7 +204,7 @@ func oneByOne(was, want []nodeslices.Slice) bool {
 	return true
 }
 
-// content is a digest of what a slice publishes: the slices of a node are large, and each is in the helper's memory already.
+// content is a digest of a slice: the slices of a node are large, and already in the helper's memory.
 type content [sha256.Size]byte
 
 // contentOf leaves out when taints were added, which the API server fills in.
@@ -224,18 +224,18 @@ func contentOf(devices []resourceapi.Device, counters []resourceapi.CounterSet) 
 	return sha256.Sum256(data)
 }
 
-// Seen is what is needed of a ResourceSlice of this driver and node, as the API server has it.
+// Seen is the needed part of a ResourceSlice of this driver and node in the API server.
 type Seen struct {
 	// index is its place among the slices; -1 for a slice that the helper did not name.
 	index int
-	// count is how many slices it says there are.
+	// count is the number of slices that it declares.
 	count   int
 	content content
 	// Devices are the names of its devices.
 	Devices []string
 }
 
-// SeenOf keeps what is needed of a ResourceSlice; false for one of another driver or node.
+// SeenOf returns the needed part of a ResourceSlice; false for one of another driver or node.
 func SeenOf(object any, driver, node string) (Seen, bool) {
 	slice, ok := object.(*resourceapi.ResourceSlice)
 	if !ok || slice.Spec.Driver != driver || slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
@@ -254,7 +254,7 @@ func SeenOf(object any, driver, node string) (Seen, bool) {
 	return own, true
 }
 
-// hasSlice reports whether a slice is there as it is to be.
+// hasSlice reports whether a slice has the wanted content.
 func hasSlice(seen []Seen, index int, want content) bool {
 	return slices.ContainsFunc(seen, func(s Seen) bool { return s.index == index && s.content == want })
 }

@@ -26,30 +26,30 @@ type Options struct {
 	// Seen are the node's slices as the API server has them. Wake has a value after they have changed.
 	Seen func() []Seen
 	Wake chan struct{}
-	// Arrived is called once the API server has what was wanted last; nil for nobody.
+	// Arrived is called once the API server has the last wanted slices; may be nil.
 	Arrived func()
 	// Published is called with the outcome of each publication.
 	Published func(error)
 	// Deleted is called after slices were deleted by something other than this plugin and are published again.
 	Deleted func(missing, all int)
-	// KubeletRegistered is when the kubelet registered the plugin last. A kubelet that starts deletes the slices of its node.
+	// KubeletRegistered is when the kubelet last registered the plugin. A starting kubelet deletes the slices of its node.
 	KubeletRegistered func() time.Time
 }
 
-// Publisher brings the slices of a node to the API server and keeps them there. Want, which never waits, sets which; all else
+// Publisher writes the slices of a node to the API server and keeps them there. Want sets the slices without blocking; all else
 // happens in Run.
 type Publisher struct {
 	options Options
 
 	mu     sync.Mutex
 	wanted []nodeslices.Slice
-	// wants counts the calls of Want; arrived is how many there had been when the API server was last seen to have it all.
+	// wants counts the calls of Want; arrived is that count when the API server was last seen to have all slices.
 	wants, arrived int
 
 	publication // of Run alone
 }
 
-// NewPublisher makes a publisher; nothing is published before Run and Want.
+// NewPublisher returns a publisher; nothing is published before Run and Want.
 func NewPublisher(options Options) *Publisher { return &Publisher{options: options} }
 
 const (
@@ -57,14 +57,14 @@ const (
 	syncTimeout = 10 * time.Second
 	// publishRetry is the time between two attempts to hand slices to the helper.
 	publishRetry = time.Second
-	// kubeletStart is how far apart a kubelet's start and its registration of the plugin are at most.
+	// kubeletStart is the longest time from a kubelet's start to its registration of the plugin.
 	kubeletStart = 5 * time.Second
 )
 
-// Want sets the slices to publish. Those that were wanted before and are not published yet are skipped.
+// Want sets the slices to publish. Earlier ones that are not published yet are skipped.
 func (p *Publisher) Want(wanted []nodeslices.Slice) {
 	p.mu.Lock()
-	p.wanted = append([]nodeslices.Slice{}, wanted...) // none at all are wanted, too
+	p.wanted = append([]nodeslices.Slice{}, wanted...) // an empty list is wanted, too
 	p.wants++
 	p.mu.Unlock()
 	select {
@@ -73,14 +73,14 @@ func (p *Publisher) Want(wanted []nodeslices.Slice) {
 	}
 }
 
-// Arrived reports whether the API server has had what was wanted last.
+// Arrived reports whether the API server has had the last wanted slices.
 func (p *Publisher) Arrived() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.wants > 0 && p.arrived == p.wants
 }
 
-// noteArrival notes that the API server has what was wanted by one of the calls of Want.
+// noteArrival notes that the API server has the slices of a call of Want, given by its count.
 func (p *Publisher) noteArrival(wants int) {
 	p.mu.Lock()
 	news := p.arrived != wants
@@ -107,7 +107,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// advance does what can be done now, and returns after what time there is more to do though nothing changes; zero for never.
+// advance does all that can be done now, and returns the time after which to call it again even without changes; zero for never.
 func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
@@ -137,7 +137,7 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 	return 0
 }
 
-// reportLoss reports slices that were deleted, once it is known that no kubelet's start is why.
+// reportLoss reports deleted slices, once the start of a kubelet is ruled out as the cause.
 func (p *Publisher) reportLoss(s step) (again time.Duration) {
 	if p.loss.missing == 0 {
 		return s.again
@@ -155,7 +155,7 @@ func (p *Publisher) reportLoss(s step) (again time.Duration) {
 	return s.again
 }
 
-// resourcesOf are slices as the helper takes them.
+// resourcesOf converts slices for the helper.
 func resourcesOf(pool string, wanted []nodeslices.Slice) resourceslice.DriverResources {
 	var list []resourceslice.Slice
 	for _, s := range wanted {

@@ -22,13 +22,13 @@ type Allocation struct {
 	// "1g.10gb"; PartitionUUID is that of its MIG device.
 	UUID, Instance, Profile, PartitionUUID string
 	Namespace, Claim, Pool, Device         string
-	// Pod is empty where the claim's pods are not known.
+	// Pod is empty if the claim's pods are unknown.
 	Pod string
 }
 
-// Allocations are what prepared claims have, once for each pod, in order of records, devices and pods. A claim that has several
-// shares of one device is listed once. Devices with admin access are left out: they are observed, not used. node is nil while the
-// driver is away.
+// Allocations are the devices of prepared claims, once for each pod, in order of records, devices and pods. A claim that has
+// several shares of one device is listed once. Devices with admin access are left out: they are observed, not used. node is nil
+// while the driver is unavailable.
 func Allocations(node *gpu.Node, all []*records.Record, pods func(types.UID) []string) []Allocation {
 	var list []Allocation
 	seen := map[Allocation]bool{}
@@ -85,8 +85,8 @@ func States(all []*records.Record) map[records.State]int {
 	return states
 }
 
-// isRecorded reports whether there is a record on disk, whose devices have UUIDs. Else it is what the API server knows of a claim
-// that is not prepared (claims.Ledger.AllRecords).
+// isRecorded reports whether there is a record on disk, whose devices have UUIDs. Otherwise the record reflects an unprepared claim
+// in the API server (claims.Ledger.AllRecords).
 func isRecorded(r *records.Record) bool {
 	return !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.UUID == "" })
 }

@@ -2,5 +2,5 @@
 
 // Package usage counts how much of a node's GPUs is allocated and free, by tier, and lists what each claim has.
 //
-// It is pure: what is published and the records of claims in, numbers out.
+// It is pure: it computes numbers from published devices and records of claims.
 package usage

@@ -37,7 +37,7 @@ func Fragmentation(node *policy.Node, all []*records.Record) float64 {
 	return packing.Fragmentation(state)
 }
 
-// packingDevice is a shape as the measure needs it: nothing is searched for, so what it consumes is left out.
+// packingDevice converts a shape for the measure: nothing is searched for, so its consumption is left out.
 func packingDevice(s gpu.Shape, offer *policy.Offer, counters []gpu.Counter) packing.Device {
 	d := packing.Device{Name: s.Name(), Shared: s.IsShare()}
 	for _, c := range s.ConsumesOf(counters) {
@@ -55,7 +55,7 @@ func packingDevice(s gpu.Shape, offer *policy.Offer, counters []gpu.Counter) pac
 	return d
 }
 
-// amounts are what a share has of the capacities of packingDevice; nil for other devices.
+// amounts are a share's amounts of the capacities of packingDevice; nil for other devices.
 func amounts(d *records.Device) []int64 {
 	if d.Share == nil || d.Share.Exclusive {
 		return nil

@@ -17,32 +17,32 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// allCores is what a GPU has of the capacity "cores": percent of its multiprocessors.
+// allCores is a GPU's capacity "cores": percent of its multiprocessors.
 const allCores = 100
 
-// GPU is how much of one GPU is allocated and free.
+// GPU is the usage of one GPU.
 type GPU struct {
 	// Device is the name of the whole GPU's device.
 	Device string
-	// Memory in bytes and Cores in percent of the multiprocessors are what claims can have of the GPU. Memory is zero where the
-	// board does not report it; both are zero where nothing of the GPU is published.
+	// Memory in bytes and Cores in percent of the multiprocessors are available to claims in total. Memory is zero if the board
+	// does not report it; both are zero if no device of the GPU is published.
 	Memory, Cores int64
-	// Tiers are those that the GPU is published in, and those that something is allocated of, in order of the function Tiers.
+	// Tiers are those with published or allocated devices, in order of the function Tiers.
 	Tiers []Tier
 }
 
-// Tier is how much is allocated and free in one tier of a GPU.
+// Tier is the usage of one tier of a GPU.
 type Tier struct {
 	Tier v1alpha1.Tier
-	// Devices are published, Allocated have a claim, and Free can be allocated to a claim now, one of them at a time: partitions
-	// of a GPU overlap.
+	// Devices are published, Allocated have a claim, and each of Free can be allocated now, but not necessarily all: partitions of
+	// a GPU overlap.
 	Devices, Allocated, Free int
-	// Shares can be allocated at once on an empty GPU, of partitions those of the profile with the most; SharesFree are how many
-	// more can be now, each with the least amounts, as many of partitions as can be at once, and SharesFreeDefault for claims
-	// that ask for no amounts.
+	// Shares is the number of shares that fit on an empty GPU; for partitions, with the profile that allows the most. SharesFree is
+	// the number that still fit, each with the least amounts and on as many partitions as fit together; SharesFreeDefault is that
+	// for claims without amounts.
 	Shares, SharesAllocated, SharesFree, SharesFreeDefault int64
-	// Memory in bytes and Cores in percent of the GPU's multiprocessors are allocated to claims. Where shares do not count one of
-	// them, they have none of it.
+	// Memory in bytes and Cores in percent of the GPU's multiprocessors are allocated to claims. Shares without such an amount
+	// count as none.
 	Memory int64
 	Cores  float64
 }
@@ -61,8 +61,7 @@ func (t *Tier) IsShared() bool {
 	return t.Tier != v1alpha1.TierExclusive && t.Tier != v1alpha1.TierMIG
 }
 
-// Of counts by what is published, in which taints name devices, and by the records of claims. Claims with admin access are
-// allocated nothing.
+// Of computes usage from published devices, their taints, and the records of claims. Claims with admin access are not counted.
 func Of(node *policy.Node, taints []nodeslices.Taint, all []*records.Record) []GPU {
 	closed := map[string]bool{}
 	for _, t := range taints {
@@ -91,10 +90,10 @@ type count struct {
 	offer   *policy.Offer
 	devices []*records.Device
 	closed  map[string]bool
-	// counters are the GPU's, left what partitions that are allocated leave of them.
+	// counters are the GPU's, left the part not consumed by allocated partitions.
 	counters []gpu.Counter
 	left     map[string]int64
-	// total and free are what shares can be had of an empty GPU, and of this one.
+	// total and free are the shares that fit on an empty GPU, and on this one.
 	total, free rooms
 	tiers       map[v1alpha1.Tier]*Tier
 }
@@ -118,7 +117,7 @@ func newCount(g *gpu.GPU, offer *policy.Offer, devices []*records.Device, closed
 	return c
 }
 
-// count counts what is allocated, then what of the published shapes is free.
+// count counts allocations, then the free published shapes.
 func (c *count) count(shapes []gpu.Shape) GPU {
 	counted := GPU{Device: c.gpu.PCI.DeviceName()}
 	seen := map[string]bool{}
@@ -172,7 +171,7 @@ func (c *count) shape(s gpu.Shape, allocated bool) {
 	}
 }
 
-// rooms are, for each tier and profile, what the shares of its devices leave of a GPU's counters.
+// rooms are, by tier and profile, a GPU's counters left by the shares of its devices.
 type rooms struct {
 	from map[string]int64
 	all  map[roomKey]*room
@@ -183,7 +182,7 @@ type roomKey struct {
 	profile int
 }
 
-// room is what is left of the counters, and how many shares there are so far, with the least and with the default amounts.
+// room is the remaining counters, and the number of shares so far, with the least and with the default amounts.
 type room struct {
 	left              map[string]int64
 	shares, byDefault int64
@@ -204,7 +203,7 @@ func (r *rooms) of(s gpu.Shape) *room {
 	return r.all[key]
 }
 
-// take takes what a device needs, or nothing if it does not fit.
+// take consumes a device's counters, or nothing if it does not fit.
 func (r *room) take(needs []gpu.Counter) bool {
 	for _, n := range needs {
 		if r.left[n.Name] < n.Value {
@@ -224,7 +223,7 @@ func (c *count) tier(t v1alpha1.Tier) *Tier {
 	return c.tiers[t]
 }
 
-// add counts what a device has of the GPU.
+// add counts a device's part of the GPU.
 func (c *count) add(t *Tier, d *records.Device) {
 	switch {
 	case d.Partition != nil && !d.IsShared():
@@ -257,7 +256,7 @@ func (c *count) cores(s gpu.Shape) float64 {
 	return allCores * float64(s.Profile.Multiprocessors) / float64(most)
 }
 
-// fits reports whether a whole GPU or a partition can be allocated alongside what is.
+// fits reports whether a whole GPU or a partition can be allocated alongside existing allocations.
 func (c *count) fits(s gpu.Shape) bool {
 	if !s.IsPartition() {
 		return len(c.devices) == 0
@@ -272,8 +271,8 @@ func (c *count) fits(s gpu.Shape) bool {
 	})
 }
 
-// sharesFree is how many more claims of equal amounts a shared GPU or partition can have; none where what it is of is
-// allocated in another way.
+// sharesFree is how many more claims of equal amounts a shared GPU or partition can have; none if its GPU or partition is allocated
+// otherwise.
 func (c *count) sharesFree(s gpu.Shape, each func(policy.Cut) int64) int64 {
 	offer := c.offer.Sharing(s)
 	free, memory, cores := offer.Shares, offer.Memory.Total, offer.Cores.Total
@@ -338,7 +337,7 @@ func tierOfType(t gpu.Type) v1alpha1.Tier {
 	}
 }
 
-// TierOfName is the tier of a device by its name, see gpu.Shape; false where it is not named as Cleave names devices.
+// TierOfName is the tier of a device by its name, see gpu.Shape; false for names of other drivers.
 func TierOfName(device string) (v1alpha1.Tier, bool) {
 	m := deviceName.FindStringSubmatch(device)
 	if m == nil {
