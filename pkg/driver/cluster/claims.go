@@ -19,12 +19,12 @@ const pageSize = 500
 // Claims reads ResourceClaims.
 type Claims struct {
 	Client kubernetes.Interface
-	// Pods notes those of each claim that is read by its name; nil for nobody.
+	// Pods, if set, notes the pods of each claim that is read by name.
 	Pods *Pods
 }
 
-// Claim returns nil for a claim that does not exist. That an API server, or a proxy before it, does not serve the resource is an
-// error: client-go marks an answer that is no Status of the API (rest.Request, transformResponse).
+// Claim returns nil for a claim that does not exist. If the API server, or a proxy in front of it, does not serve the resource,
+// that is an error: client-go marks answers that are not a Status of the API (rest.Request, transformResponse).
 func (c Claims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	claim, err := c.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {

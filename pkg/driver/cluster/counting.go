@@ -23,9 +23,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// sharesSince is the first release of Kubernetes whose allocator counts what shares of a GPU consume: before, it forgot the counters
-// of a device that several claims may have as soon as one had it, and allocated the GPU whole or as partitions besides
-// (kubernetes#139034, backported to 1.36.2).
+// sharesSince is the first release of Kubernetes whose allocator counts the consumption of shares of a GPU: before, it forgot the
+// counters of a device with multiple allocations as soon as one claim had it, and could also allocate the GPU whole or as
+// partitions (kubernetes#139034, backported to 1.36.2).
 var sharesSince = version.MustParseGeneric("1.36.2")
 
 // countsSince is the first release that keeps counters and shares by default (kube_features.go: DRAPartitionableDevices and
@@ -33,29 +33,30 @@ var sharesSince = version.MustParseGeneric("1.36.2")
 var countsSince = version.MustParseGeneric("1.36.0")
 
 const (
-	// releaseTimeout bounds the question for the release, and all that is asked on behalf of people.
+	// releaseTimeout bounds the query of the release, and all queries on behalf of people.
 	releaseTimeout = 5 * time.Second
-	// dryRunTimeout bounds the question what the API server keeps. Admission webhooks have a say in it, each of which may take 30 s
-	// (ValidatingWebhook.timeoutSeconds of admissionregistration.k8s.io/v1): where their failures are ignored, slices are written then.
+	// dryRunTimeout bounds the dry run that shows which fields the API server keeps. It involves admission webhooks, each of which
+	// may take 30 s (ValidatingWebhook.timeoutSeconds of admissionregistration.k8s.io/v1): if their failures are ignored, slices
+	// are written then.
 	dryRunTimeout = 35 * time.Second
-	// unansweredAtMost is for how long an API server that tells its release is waited for to answer that question: nothing is
-	// prepared or published meanwhile.
+	// unansweredAtMost bounds the wait for the dry run once the API server has reported its release: nothing is prepared or
+	// published meanwhile.
 	unansweredAtMost = 30 * time.Second
 )
 
-// Counted is what a cluster counts; nil where it does.
+// Counted describes what a cluster fails to count; nil where it counts.
 type Counted struct {
-	// Counters is why it keeps no counters, by which the devices of a GPU exclude each other.
+	// Counters is why it does not keep counters, through which the devices of a GPU exclude each other.
 	Counters error
-	// Shares is why it cannot have devices that several claims share, SharesBeside why it does not count them together with what
-	// else a GPU offers.
+	// Shares is why it cannot have devices that several claims share, SharesBeside why it does not count these together with other
+	// devices of the GPU.
 	Shares, SharesBeside error
 }
 
-// Missing is what the cluster does not count.
+// Missing joins the reasons.
 func (c Counted) Missing() error { return errors.Join(c.Counters, c.Shares, c.SharesBeside) }
 
-// same reports whether two answers are.
+// same reports whether two answers are equal.
 func (c Counted) same(o Counted) bool { return text(c.Missing()) == text(o.Missing()) }
 
 func text(err error) string {
@@ -65,18 +66,18 @@ func text(err error) string {
 	return err.Error()
 }
 
-// Counting finds out what the cluster counts, and follows it: API servers are upgraded, and their feature gates are changed. The
-// release of the scheduler cannot be asked; the API server's stands for it.
+// Counting detects what the cluster counts, and follows changes: API servers are upgraded, and their feature gates are changed. The
+// scheduler's release cannot be queried; the API server's is used instead.
 type Counting struct {
 	client        kubernetes.Interface
 	serverVersion func(context.Context) (*apiversion.Info, error)
 	driver, node  string
-	// wake has the API server asked at once: a slice came back without a field.
+	// wake triggers an immediate query: a slice came back without a field.
 	wake    chan struct{}
 	counted atomic.Pointer[Counted]
 }
 
-// NewCounting asks on behalf of a driver on a node.
+// NewCounting queries on behalf of a driver on a node.
 func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
 	c := &Counting{
 		client: client, serverVersion: client.Discovery().ServerVersionWithContext, driver: driver, node: node, wake: make(chan struct{}, 1),
@@ -85,7 +86,7 @@ func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
 	return c
 }
 
-// AskCounted asks once, on behalf of people. Who may not create slices learns what the release says alone.
+// AskCounted queries once, on behalf of people. Without permission to create slices, the answer is based on the release alone.
 func AskCounted(ctx context.Context, client kubernetes.Interface, driver string) (Counted, error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
@@ -97,7 +98,7 @@ func AskCounted(ctx context.Context, client kubernetes.Interface, driver string)
 // Counted is the last answer.
 func (c *Counting) Counted() Counted { return *c.counted.Load() }
 
-// Doubt has the API server asked at once. It does not wait.
+// Doubt triggers an immediate query of the API server. It does not wait.
 func (c *Counting) Doubt() {
 	select {
 	case c.wake <- struct{}{}:
@@ -105,13 +106,13 @@ func (c *Counting) Doubt() {
 	}
 }
 
-// Wait asks until the API server has answered, or ctx ends. An API server that tells its release and nothing else is taken to count
-// what its release does, until Follow has an answer.
+// Wait queries until the API server has answered, or ctx ends. If it reports only its release, it is assumed to count like its
+// release, until Follow has an answer.
 func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
 	logger := klog.FromContext(ctx)
 	tick := time.NewTicker(retry)
 	defer tick.Stop()
-	since := time.Time{} // when it began to leave the question unanswered
+	since := time.Time{} // since when it has not answered the dry run
 	for reported := false; ; reported = true {
 		began := time.Now()
 		_, err := c.ask(ctx)
@@ -125,7 +126,7 @@ func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
 			since = time.Time{}
 		}
 		if unanswered != nil && ctx.Err() == nil && time.Since(since) >= unansweredAtMost {
-			logger.Error(err, "The API server does not answer what it counts; that of its release is taken until it does")
+			logger.Error(err, "The API server does not answer the query of its counting; assuming that of its release until it does")
 			now := counts(unanswered.release, keptBy(unanswered.release))
 			c.counted.Store(&now)
 			return nil
@@ -141,10 +142,10 @@ func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
 	}
 }
 
-// Follow asks every so often, and calls changed when the answer is another, until ctx ends.
+// Follow queries at intervals, and calls changed when the answer changes, until ctx ends.
 func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func()) {
 	for {
-		timer := time.NewTimer(wait.Jitter(every, 0.2)) // a thousand nodes started at once
+		timer := time.NewTimer(wait.Jitter(every, 0.2)) // a thousand nodes may have started at once
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -155,14 +156,14 @@ func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func
 		}
 		switch news, err := c.ask(ctx); {
 		case err != nil:
-			klog.FromContext(ctx).V(2).Info("Could not ask the API server what it counts; the last answer holds", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Could not query the API server's counting; the last answer holds", "reason", err.Error())
 		case news:
 			changed()
 		}
 	}
 }
 
-// ask asks once, and reports whether the answer is another than before.
+// ask queries once, and reports whether the answer has changed.
 func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 	release, err := c.release(ctx)
 	if err != nil {
@@ -176,7 +177,7 @@ func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 	return !c.counted.Swap(&now).same(now), nil
 }
 
-// counts is what a cluster counts, by its release and by what its API server keeps of a device.
+// counts derives what a cluster counts from its release and the fields that its API server keeps of a device.
 func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
 	if len(kept.ConsumesCounters) == 0 {
 		now.Counters = fmt.Errorf("GPUs are offered in one tier each, as the API server (Kubernetes %s) drops counters and a GPU could be "+
@@ -208,10 +209,10 @@ func (c *Counting) release(ctx context.Context) (*version.Version, error) {
 	return release, nil
 }
 
-// probe names what the API server is asked about.
+// probe names the objects of the dry run.
 const probe = "counting"
 
-// probeDevice is a device that is counted in all ways.
+// probeDevice is a device with all kinds of counted fields.
 func probeDevice() *resourceapi.Device {
 	shared, one := true, resource.MustParse("1")
 	return &resourceapi.Device{
@@ -225,7 +226,7 @@ func probeDevice() *resourceapi.Device {
 	}
 }
 
-// keptBy is what a release keeps of probeDevice by default.
+// keptBy is the part of probeDevice that a release keeps by default.
 func keptBy(release *version.Version) *resourceapi.Device {
 	if release.AtLeast(countsSince) {
 		return probeDevice()
@@ -233,10 +234,10 @@ func keptBy(release *version.Version) *resourceapi.Device {
 	return &resourceapi.Device{}
 }
 
-// keeps has the API server show what it would store of probeDevice; nothing is stored. With a feature
-// gate off, it drops the fields (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35
-// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs. Where the question
-// itself is refused, as by a webhook that knows no dry runs, the gates are taken to be those of the release.
+// keeps asks the API server, by a dry run, which part of probeDevice it would store. With a feature gate off, it drops the fields
+// (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35 counters were in the slice of the
+// devices: such an API server rejects this slice, and would reject those of GPUs. If the dry run itself is rejected, as by a
+// webhook without support for it, the gates are assumed to be the release's defaults.
 func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
@@ -253,7 +254,7 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
 		return &resourceapi.Device{}, nil
 	case isRefusal(err):
-		klog.FromContext(ctx).Info("The API server does not answer what it counts; that of its release is taken", "reason", err.Error())
+		klog.FromContext(ctx).Info("The API server rejects the query of its counting; assuming that of its release", "reason", err.Error())
 		return keptBy(release), nil
 	case isUnanswered(err):
 		return nil, &unansweredError{release, fmt.Errorf("ask the API server what it counts: %w", err)}
@@ -265,7 +266,7 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 	return &would.Spec.Devices[0], nil
 }
 
-// unansweredError is that of an API server that tells its release and does not answer what it keeps.
+// unansweredError is the error of an API server that reports its release but does not answer the dry run.
 type unansweredError struct {
 	release *version.Version
 	error
@@ -273,13 +274,13 @@ type unansweredError struct {
 
 func (e *unansweredError) Unwrap() error { return e.error }
 
-// isUnanswered reports whether an API server, or what is before or behind it, has not answered in time.
+// isUnanswered reports whether an API server, or a component in front of or behind it, has not answered in time.
 func isUnanswered(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && status.Status().Code > http.StatusInternalServerError
 }
 
-// refusesFields reports whether an API server has found the fields of counters invalid. Policies refuse slices as invalid, too, and name
+// refusesFields reports whether an API server has rejected the fields of counters. Policies also reject slices as invalid, but name
 // no field (ValidatingAdmissionPolicy, reason Invalid by default): that of Cleave's chart does while the driver's name changes.
 func refusesFields(err error) bool {
 	status := apierrors.APIStatus(nil)
@@ -292,8 +293,7 @@ func refusesFields(err error) bool {
 	})
 }
 
-// isRefusal reports whether an API server has answered that it does not do what it is asked, which it would again. An internal error is
-// that of a webhook which fails.
+// isRefusal reports whether an API server has permanently rejected a request. An internal error comes from a failing webhook.
 func isRefusal(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) {

@@ -37,7 +37,7 @@ func NewEvents(ctx context.Context, client kubernetes.Interface, driver, node st
 func NewEventsWith(recorder record.EventRecorder, node string) *Events {
 	return &Events{
 		recorder: recorder,
-		// The kubelet gives its node's name as the UID in Events about it; `kubectl describe node` looks for that.
+		// The kubelet uses its node's name as the UID in Events about it; `kubectl describe node` looks for that.
 		node: &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
 	}
 }
@@ -47,7 +47,7 @@ func (e *Events) Warn(reason, message string) {
 	e.recorder.Event(e.node, corev1.EventTypeWarning, reason, message)
 }
 
-// Note writes of a normal change of the node.
+// Note writes a normal Event about the node.
 func (e *Events) Note(reason, message string) {
 	e.recorder.Event(e.node, corev1.EventTypeNormal, reason, message)
 }
@@ -57,7 +57,7 @@ func (e *Events) WarnClaim(claim records.Claim, reason, message string) {
 	e.recorder.Event(reference(claim), corev1.EventTypeWarning, reason, message)
 }
 
-// NoteClaim writes of a normal change of a claim.
+// NoteClaim writes a normal Event about a claim.
 func (e *Events) NoteClaim(claim records.Claim, reason, message string) {
 	e.recorder.Event(reference(claim), corev1.EventTypeNormal, reason, message)
 }
@@ -67,9 +67,9 @@ func (e *Events) WarnObject(object *corev1.ObjectReference, reason, message stri
 	e.recorder.Event(object, corev1.EventTypeWarning, reason, message)
 }
 
-// WarnOnce writes a warning about an object of the whole cluster, of which the plugins of all nodes know the same: under a name that
-// is made of the object's UID, the reason and the message, so that the first of them writes it, and again of a new object of that
-// name. It waits for the API server.
+// WarnOnce writes a warning about a cluster-wide object that the plugins of all nodes observe. The Event's name is derived from the
+// object's UID, the reason and the message, so that only the first plugin writes it, and again for a new object. It waits for the
+// API server.
 func WarnOnce(
 	ctx context.Context, client kubernetes.Interface, component string, object *corev1.ObjectReference, reason, message string,
 ) error {
@@ -86,7 +86,7 @@ func WarnOnce(
 	return err
 }
 
-// reference is a claim as Events name it.
+// reference is the reference to a claim in Events.
 func reference(claim records.Claim) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,

@@ -16,17 +16,17 @@ import (
 )
 
 // ClassesAnnotation lists, on the plugin's DaemonSet, the names of the DeviceClasses that were installed with it, separated by
-// commas. It is not on the pods, so that a change of classes restarts no plugin.
+// commas. It is not on the pods, so that a change of classes does not restart plugins.
 const ClassesAnnotation = "gpu.cleave.dev/device-classes"
 
-// installation is what is kept of the plugin's DaemonSet.
+// installation is the needed part of the plugin's DaemonSet.
 type installation struct {
 	UID     types.UID
 	Classes []string
 }
 
-// FollowDaemonSet follows the plugin's DaemonSet until ctx ends. It is not part of Run, as it is to outlive it: whether the plugin
-// was uninstalled is asked when it has ended.
+// FollowDaemonSet follows the plugin's DaemonSet until ctx ends. It is not part of Run, because it must outlive it: the check for
+// an uninstallation follows Run.
 func (w *Watcher) FollowDaemonSet(ctx context.Context) {
 	if w.daemonSet == "" {
 		return
@@ -38,14 +38,14 @@ func (w *Watcher) FollowDaemonSet(ctx context.Context) {
 	})
 }
 
-// followClasses follows the DeviceClasses until ctx ends. They hardly ever change, and of each only its name is kept.
+// followClasses follows the DeviceClasses until ctx ends. They rarely change, and only their names are kept.
 func (w *Watcher) followClasses(ctx context.Context) {
 	follow(ctx, w.classes, w.client, w.client.ResourceV1().DeviceClasses(), &resourceapi.DeviceClass{}, "", func(err error) {
 		klog.FromContext(ctx).V(4).Info("Cannot watch DeviceClasses", "reason", err.Error())
 	})
 }
 
-// isInstalled keeps what is needed of the DaemonSet while it exists and is not being deleted.
+// isInstalled returns the needed part of the DaemonSet while it exists and is not being deleted.
 func (w *Watcher) isInstalled(object any) (installation, bool) {
 	set, ok := object.(*appsv1.DaemonSet)
 	if !ok || set.Namespace+"/"+set.Name != w.daemonSet || set.DeletionTimestamp != nil {
@@ -65,8 +65,8 @@ func (w *Watcher) DaemonSetGone() bool {
 	return w.seenInstalled.Load() && len(w.installed.all()) == 0
 }
 
-// AwaitDaemonSetGone waits until DaemonSetGone or the end of ctx, and reports which. A DaemonSet that never existed is not waited for.
-// It takes what ClassesChanged has.
+// AwaitDaemonSetGone waits until DaemonSetGone or the end of ctx, and reports which. It does not wait for a DaemonSet that never
+// existed. It consumes the values of ClassesChanged.
 func (w *Watcher) AwaitDaemonSetGone(ctx context.Context) bool {
 	for w.seenInstalled.Load() {
 		if w.DaemonSetGone() {
@@ -82,7 +82,7 @@ func (w *Watcher) AwaitDaemonSetGone(ctx context.Context) bool {
 }
 
 // MissingClasses are the DeviceClasses that were installed with the plugin's DaemonSet and do not exist, sorted; none while the
-// DaemonSet is gone or unknown, as what is uninstalled is to be gone. The reference is to the DaemonSet.
+// DaemonSet is gone or unknown, as an uninstallation removes them. The reference is to the DaemonSet.
 func (w *Watcher) MissingClasses() (daemonSet *corev1.ObjectReference, missing []string) {
 	select {
 	case <-w.classes.known:

@@ -17,10 +17,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// listsTimeout bounds the question whether the API server accepts lists.
+// listsTimeout bounds the query whether the API server accepts lists.
 const listsTimeout = 5 * time.Second
 
-// Lists finds out whether the API server accepts attributes that are lists (feature gate DRAListTypeAttributes).
+// Lists detects whether the API server accepts list attributes (feature gate DRAListTypeAttributes).
 type Lists struct {
 	client       kubernetes.Interface
 	driver, node string
@@ -28,10 +28,10 @@ type Lists struct {
 	accepted atomic.Bool
 	// answered is set once the API server has accepted or refused a list.
 	answered bool
-	reason   string // why attributes are no lists, as logged
+	reason   string // logged reason why attributes are not lists
 }
 
-// NewLists asks on behalf of a driver on a node.
+// NewLists queries on behalf of a driver on a node.
 func NewLists(client kubernetes.Interface, driver, node string) *Lists {
 	return &Lists{client: client, driver: driver, node: node}
 }
@@ -39,7 +39,7 @@ func NewLists(client kubernetes.Interface, driver, node string) *Lists {
 // Accepted reports whether the API server has accepted a list. A nil Lists never asks.
 func (l *Lists) Accepted() bool { return l != nil && l.accepted.Load() }
 
-// Ask asks the API server unless it has answered before, and reports whether Accepted has changed. One goroutine calls it.
+// Ask queries the API server unless it has answered before, and reports whether Accepted has changed. It is for one goroutine.
 func (l *Lists) Ask(ctx context.Context) (changed bool) {
 	if l == nil || l.answered {
 		return false
@@ -59,11 +59,11 @@ func (l *Lists) Ask(ctx context.Context) (changed bool) {
 	return l.accepted.Swap(err == nil) != (err == nil)
 }
 
-// errNoLists is wrapped by try where the API server does not accept lists.
+// errNoLists is wrapped by try if the API server does not accept lists.
 var errNoLists = errors.New("turn on the feature gate DRAListTypeAttributes of the API server and the scheduler, and restart the plugin")
 
-// try has the API server show what it would store of a slice with a list; nothing is stored. An API server that does
-// not know lists drops them, and refuses the attribute that is left without a value.
+// try asks the API server, by a dry run, what it would store of a slice with a list. An API server that does not know lists drops
+// them, and rejects the attribute that is left without a value.
 func (l *Lists) try(ctx context.Context) error {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: l.node + "-lists-"},

@@ -15,9 +15,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Pods are the pods that claims are reserved for. The API server is asked for none of them: they come with claims
-// that are read or written for another reason. A watch would have every node follow every claim of the cluster, as claims cannot
-// be selected by node.
+// Pods are the pods that claims are reserved for. They cost no requests: they come with claims that are read or written for other
+// reasons. A watch would make every node follow every claim of the cluster, as claims cannot be selected by node.
 type Pods struct {
 	// recorded reports whether a claim has a record: others are forgotten.
 	recorded func(types.UID) bool
@@ -31,7 +30,7 @@ func NewPods(recorded func(types.UID) bool) *Pods {
 	return &Pods{recorded: recorded, byClaim: map[types.UID][]resourceapi.ResourceClaimConsumerReference{}}
 }
 
-// Saw notes the pods of a claim as the API server has it. A nil Pods ignores it.
+// Saw notes the pods of a claim from the API server. A nil Pods ignores it.
 func (p *Pods) Saw(claim *resourceapi.ResourceClaim) {
 	if p == nil {
 		return
@@ -55,7 +54,7 @@ func podsOf(claim *resourceapi.ResourceClaim) []resourceapi.ResourceClaimConsume
 	return pods
 }
 
-// Of are the names of a claim's pods, sorted; none where they are not known.
+// Of returns the names of a claim's pods, sorted; none if unknown.
 func (p *Pods) Of(claim types.UID) []string {
 	var names []string
 	for _, pod := range p.known(claim) {
@@ -73,8 +72,8 @@ func (p *Pods) known(claim types.UID) []resourceapi.ResourceClaimConsumerReferen
 	return p.byClaim[claim]
 }
 
-// References are the pods of a claim, sorted by name, for Events about them. claim is as the API server has it; nil for one that
-// it does not have any more, of which those are taken that were known.
+// References are the pods of a claim, sorted by name, for Events about them. claim is the API server's; nil if it no longer exists:
+// then the last known pods are returned.
 func (p *Pods) References(of records.Claim, claim *resourceapi.ResourceClaim) []*corev1.ObjectReference {
 	pods := p.known(of.UID)
 	if claim != nil && claim.UID == of.UID {

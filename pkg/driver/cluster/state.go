@@ -16,14 +16,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// State is what the API server has of the node.
+// State is the node's state in the API server.
 type State struct {
 	Node Node
 	// Others are the devices of other DRA drivers that have a PCI address, in order of their slices.
 	Others []Device
 }
 
-// Node is what is needed of a Node object.
+// Node is the needed part of a Node object.
 type Node struct {
 	// Policy is the value of the label that selects a policy; empty where there is none.
 	Policy string
@@ -38,7 +38,7 @@ type Node struct {
 // PluginResource is an extended resource of a node.
 type PluginResource struct {
 	Name string
-	// Quantity of the node's capacity, or of what is allocatable where that is more.
+	// Quantity in the node's capacity, or in allocatable if that is more.
 	Quantity string
 }
 
@@ -48,7 +48,7 @@ type Device struct {
 	PCI          gpu.PCIAddress
 }
 
-// nodeOf keeps what is needed of a Node. The first of some labels that it has names its policy.
+// nodeOf returns the needed part of a Node. The first of policyLabels that it has names its policy.
 func nodeOf(object any, policyLabels []string) (Node, bool) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
@@ -78,15 +78,14 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 	return kept, true
 }
 
-// isGPUResource reports whether an extended resource is one of NVIDIA's device plugin, or of one that uses its names:
-// nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb. Network cards are nvidia.com/..., too (hostdev and the
-// like, of NVIDIA's network operator), and so are GPUs that are passed through to virtual machines, which the driver
-// here does not see.
+// isGPUResource reports whether an extended resource belongs to NVIDIA's device plugin, or to one that uses its names:
+// nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb. Network cards are also nvidia.com/... (hostdev and the like, of
+// NVIDIA's network operator), and so are GPUs passed through to virtual machines, which the driver here does not see.
 func isGPUResource(name string) bool {
 	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
 }
 
-// devicesOf keeps what is needed of a slice of another driver.
+// devicesOf returns the needed part of another driver's slice.
 func devicesOf(object any, driver string) ([]Device, bool) {
 	slice, ok := object.(*resourceapi.ResourceSlice)
 	if !ok || slice.Spec.Driver == driver {
@@ -106,11 +105,11 @@ func devicesOf(object any, driver string) ([]Device, bool) {
 // Those of NVIDIA's driver have a minor number in its place.
 var ownName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
 
-// IsCleaveName reports whether a device or counter set is named as Cleave names its own, under whatever driver name.
+// IsCleaveName reports whether a device or counter set has a name of Cleave's, under any driver name.
 func IsCleaveName(name string) bool { return ownName.MatchString(name) }
 
-// addressOf is the PCI address of a device: the one it is published with, or the one in its name where it is named as
-// Cleave names devices. Partitions have it there alone.
+// addressOf is the PCI address of a device: the published one, or the one in a name of Cleave's. Partitions have it only in the
+// name.
 func addressOf(d *resourceapi.Device) (gpu.PCIAddress, bool) {
 	text := ""
 	if address := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue; address != nil {

@@ -18,14 +18,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store keeps of watched objects only what is needed: a Node object, for instance, is large and changes all the time. It is
-// the store of a reflector.
+// store is the store of a reflector that keeps only the needed part of objects: a Node object, for example, is large and changes
+// all the time.
 type store[T any] struct {
-	// keep returns what is needed of an object; false for one that is not.
+	// keep returns the needed part of an object; false to drop it.
 	keep func(object any) (T, bool)
-	// changed is called when what is kept has changed.
+	// changed is called when the kept data has changed.
 	changed func()
-	// known is closed once the objects were listed and there are at least so many.
+	// known is closed once the objects were listed and there are at least atLeast.
 	known   chan struct{}
 	atLeast int
 
@@ -38,7 +38,7 @@ func newStore[T any](atLeast int, changed func(), keep func(object any) (T, bool
 	return &store[T]{keep: keep, changed: changed, known: make(chan struct{}), atLeast: atLeast, byName: map[string]T{}}
 }
 
-// lister are the calls of a typed client for one kind of objects.
+// lister is the part of a typed client for one kind of objects.
 type lister[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
@@ -56,8 +56,7 @@ func (b both) Replace(objects []any, version string) error {
 	return errors.Join(b[1].Replace(objects, version), b[0].Replace(objects, version))
 }
 
-// follow keeps a store up to date with the objects that a field selector picks, until ctx ends. Errors are reported and tried
-// again.
+// follow keeps a store up to date with the objects that a field selector picks, until ctx ends. Errors are reported and retried.
 func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, client kubernetes.Interface, api lister[L], like runtime.Object,
 	selector string, failed func(error)) {
 	lw := &cache.ListWatch{
@@ -81,7 +80,7 @@ func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, clien
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), like, w, cache.ReflectorOptions{}).RunWithContext(ctx)
 }
 
-// all is what is kept, in order of the objects' names.
+// all returns the kept data, in order of the objects' names.
 func (w *store[T]) all() []T {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,7 +91,7 @@ func (w *store[T]) all() []T {
 	return kept
 }
 
-// has reports whether something is kept under a name: "namespace/name", or that of a cluster's object.
+// has reports whether an object is kept: "namespace/name", or the name of a cluster-scoped one.
 func (w *store[T]) has(name string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -131,7 +130,7 @@ func (w *store[T]) Replace(objects []any, _ string) error {
 	})
 }
 
-// Resync does nothing: listeners read all that is kept each time.
+// Resync does nothing: listeners read all objects each time.
 func (w *store[T]) Resync() error { return nil }
 
 func (w *store[T]) enter(next map[string]T, object any) error {

@@ -33,25 +33,25 @@ type Watcher struct {
 	// daemonSet is the plugin's own, "namespace/name"; empty for none.
 	daemonSet string
 	installed *store[installation]
-	// seenInstalled says that the DaemonSet existed once.
+	// seenInstalled is set once the DaemonSet was seen.
 	seenInstalled atomic.Bool
 	// classes are the DeviceClasses that exist. classesChanged has a value after they or the DaemonSet have changed.
 	classes        *store[struct{}]
 	classesChanged chan struct{}
 
-	// recreated is closed once the Node object is another than the one that was read first.
+	// recreated is closed once the Node object is not the one that was read first.
 	recreated chan struct{}
 
 	mu sync.Mutex
 	// uid is that of the first Node object.
 	uid types.UID
-	// last is what the Node object said last: it holds while the object is gone for a moment.
+	// last is the last state of the Node object, which holds while the object is briefly gone.
 	last Node
 }
 
-// NewWatcher makes a watcher of a node; changed is called, and must not block, when State may have changed. daemonSet is the
-// plugin's own, "namespace/name"; empty for none. The first of policyLabels that the node has names its policy; without any
-// it is v1alpha1.PolicyLabel.
+// NewWatcher returns a watcher of a node; changed is called, and must not block, when State may have changed. daemonSet is the
+// plugin's own, "namespace/name"; empty for none. The first of policyLabels that the node has names its policy; without any it is
+// v1alpha1.PolicyLabel.
 func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, changed func(), policyLabels ...string) *Watcher {
 	if len(policyLabels) == 0 {
 		policyLabels = []string{v1alpha1.PolicyLabel}
@@ -71,7 +71,7 @@ func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, cha
 	return w
 }
 
-// signals puts a value into a channel that holds one, unless it is there already.
+// signals returns a function that sends to a channel of capacity one, without blocking.
 func signals(to chan<- struct{}) func() {
 	return func() {
 		select {
@@ -127,7 +127,7 @@ func (w *Watcher) Known() bool {
 	return true
 }
 
-// State is what was read last.
+// State is the last known state.
 func (w *Watcher) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,9 +137,9 @@ func (w *Watcher) State() State {
 	return State{Node: w.last, Others: slices.Concat(w.others.all()...)}
 }
 
-// Recreated is closed once the Node object was deleted and made anew. The garbage collector then deletes the ResourceSlices, which
-// the first one owns, and the helper writes them again for as long as it lives in the name of that one
-// (k8s.io/dynamic-resource-allocation/resourceslice, Controller.syncPool: the UID of the owner is cached and expected not to change).
+// Recreated is closed once the Node object was deleted and recreated. The garbage collector then deletes the ResourceSlices, which
+// the first one owns, and the helper keeps rewriting them with that owner (k8s.io/dynamic-resource-allocation/resourceslice,
+// Controller.syncPool: the UID of the owner is cached and expected not to change).
 func (w *Watcher) Recreated() <-chan struct{} { return w.recreated }
 
 // noteUID compares a Node object with the first one.

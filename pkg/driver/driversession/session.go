@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// file is what outlives the plugin.
+// file is the persistent state.
 type file struct {
 	Format int    `json:"format"`
 	BootID string `json:"bootID"`
@@ -39,12 +39,12 @@ type Sessions struct {
 
 	mu   sync.Mutex
 	file file
-	// unsaved: the disk lacks what memory has.
+	// unsaved is set while the file is out of date.
 	unsaved bool
 }
 
-// Open reads the file, or begins with the first session of this boot. A file that cannot be read as one begins a session
-// that is not the first: nothing on record is of it.
+// Open reads the file, or begins with the first session of this boot. An unreadable file begins a session that is not the first: no
+// record belongs to it.
 func Open(disk store.FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Sessions, error) {
 	s := &Sessions{stored: store.NewFile(disk, path, format), sysfs: sysfs, proc: procfs}
 	was, err := s.stored.Read()
@@ -85,8 +85,7 @@ func (s *Sessions) Begin(devices []string) error {
 	return s.write()
 }
 
-// End ends the sessions of all GPUs, before the driver is released. Should the disk be full, the file is removed, which does
-// the same.
+// End ends the sessions of all GPUs, before the driver is released. On a full disk it removes the file, which has the same effect.
 func (s *Sessions) End() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,17 +100,17 @@ func (s *Sessions) End() error {
 	return nil
 }
 
-// Of is the present session of the GPU of a whole-GPU device.
+// Of is the current session of the GPU of a whole-GPU device.
 func (s *Sessions) Of(device string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.of(device)
 }
 
-// of is Of; the caller holds mu. The kernel never uses an inode number of sysfs again within a boot: it counts them up
-// (Linux 4.14 and later, fs/kernfs/dir.c, __kernfs_new_node: idr_alloc_cyclic; 64 bits from 5.5 on). The directory of a module
-// is made when the module is loaded, and the link "driver" of a PCI function when it is bound (drivers/base/dd.c,
-// driver_sysfs_add). Times of sysfs say nothing: they are those of the first look.
+// of is Of; the caller holds mu. The kernel never reuses an inode number of sysfs within a boot: it counts up (Linux 4.14 and
+// later, fs/kernfs/dir.c, __kernfs_new_node: idr_alloc_cyclic; 64 bits from 5.5 on). The directory of a module is made when the
+// module is loaded, and the link "driver" of a PCI function when it is bound (drivers/base/dd.c, driver_sysfs_add). Times of sysfs
+// are useless: they are those of the first lookup.
 func (s *Sessions) of(device string) string {
 	bound := "-"
 	if pci, err := gpu.ParseDeviceName(device); err == nil {
@@ -120,7 +119,7 @@ func (s *Sessions) of(device string) string {
 	return s.file.Release + "." + inode(s.sysfs, "module/nvidia") + "." + bound
 }
 
-// Unbroken reports whether the present session of a GPU is its first in this boot.
+// Unbroken reports whether the current session of a GPU is its first in this boot.
 func (s *Sessions) Unbroken(device string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +127,7 @@ func (s *Sessions) Unbroken(device string) bool {
 	return first != "" && first == s.of(device)
 }
 
-// inode is the inode number of a file or link itself, "-" where there is none.
+// inode is the inode number of a file or link itself; "-" if missing.
 func inode(fsys fs.FS, name string) string {
 	if st := lstat(fsys, name); st != nil {
 		return strconv.FormatUint(st.Ino, 10)
@@ -136,7 +135,7 @@ func inode(fsys fs.FS, name string) string {
 	return "-"
 }
 
-// lstat is what the kernel says of a file or link itself, or nil.
+// lstat returns the status of a file or link itself, or nil.
 func lstat(fsys fs.FS, name string) *syscall.Stat_t {
 	links, ok := fsys.(fs.ReadLinkFS)
 	if !ok {
@@ -150,12 +149,11 @@ func lstat(fsys fs.FS, name string) *syscall.Stat_t {
 	return st
 }
 
-// Witness is something that is the same as long as a GPU instance exists, and another for one that is created in its place;
-// empty where there is none. The driver has a file of each instance in procfs, which goes with the instance, also with a
-// reset (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in
-// gpumgrUnregisterRmCapsForMIGGI), and stays when no process has the GPU open. Its times are those of the first access
-// (fs/proc/inode.c, proc_get_inode): the kernel may forget that look, so a witness that changed proves nothing, but one that
-// did not change proves that the instance is the same.
+// Witness is a value that stays the same as long as a GPU instance exists, and differs for one created in its place; empty without
+// one. The driver has a file for each instance in procfs, which disappears with the instance, also on a reset
+// (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in gpumgrUnregisterRmCapsForMIGGI), and
+// stays when no process has the GPU open. Its times are those of the first access (fs/proc/inode.c, proc_get_inode): the kernel may
+// evict that inode, so a changed witness proves nothing, but an unchanged one proves that the instance is the same.
 func (s *Sessions) Witness(minor, gi int) string {
 	if s.proc == nil {
 		return ""
