@@ -14,19 +14,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// maxNearNodes bounds the NUMA nodes that are listed besides a GPU's own: the API takes 48 values a device.
+// maxNearNodes bounds the NUMA nodes listed besides a GPU's own: the API allows 48 values per device.
 const maxNearNodes = 15
 
-// attributeSet collects attributes. What is not known is left out.
+// attributeSet collects attributes. Unknown values are left out.
 type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributes of a shape: those of its GPU and its own; of a partition those that it carries.
+// attributes of a shape: those of its GPU and its own; for a partition, only the selected ones.
 func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	node, g := ds.node, s.GPU
 	a := attributeSet{}
 	a.text("type", string(s.Type()))
 	if p := s.Profile; p != nil {
-		a.text("parentUUID", g.UUID) // its own UUID it has only while it exists
+		a.text("parentUUID", g.UUID) // its own UUID exists only while the partition does
 		a.text("profile", p.Name)
 		a.number("giProfileID", &p.ID)
 		a.number("placementStart", &s.Placement.Start)
@@ -38,7 +38,7 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	a.text("addressingMode", g.AddressingMode)
-	// A whole GPU or partition of one claim: nothing limits the memory below what the hardware has.
+	// A whole GPU or partition of one claim: the memory is limited only by the hardware.
 	enforcement := policy.NotEnforced
 	if sharing := ds.node.Offer(g).Sharing(s); sharing != nil {
 		enforcement = sharing.Enforcement
@@ -67,23 +67,23 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	return a
 }
 
-// The attributes of partitions: an 8-GPU node has some 200, and each attribute costs the API server and the scheduler
+// The attributes of partitions: an 8-GPU node has some 200 partitions, and each attribute costs the API server and the scheduler
 // memory for every one. The GPU that parentUUID names has the rest.
 var (
 	// always are those that DeviceClasses select by and cleave inspect needs. Profile ID and start are in the device's name.
 	always = []resourceapi.QualifiedName{"type", "profile", "parentUUID", "placementSize"}
-	// usual are those that selectors of claims are written for.
+	// usual are those commonly used in selectors of claims.
 	usual = []resourceapi.QualifiedName{
 		"productName", "architecture", "cudaComputeCapability", "driverVersion",
 		deviceattribute.StandardDeviceAttributeNUMANode, deviceattribute.StandardDeviceAttributePCIeRoot,
 	}
-	// ofShares are those that shared devices have for selectors on top.
+	// ofShares are those that shared devices add for selectors.
 	ofShares = []resourceapi.QualifiedName{"memoryEnforcement", "shares"}
-	// nvidias are the others of NVIDIA's driver, for compatible mode.
+	// nvidias are the remaining ones of NVIDIA's driver, for compatible mode.
 	nvidias = []resourceapi.QualifiedName{"brand", "addressingMode", "cudaDriverVersion", deviceattribute.StandardDeviceAttributePCIBusID}
 )
 
-// lighten takes from a partition what it does not carry. Those that are shared are few.
+// lighten removes the attributes that a partition does not carry. Shared partitions, which are few, carry more.
 func (ds *devices) lighten(a attributeSet, s gpu.Shape, p *policy.Publish) {
 	for name := range a {
 		carried := slices.Contains(usual, name) || s.IsShare() && slices.Contains(ofShares, name) ||
@@ -95,7 +95,7 @@ func (ds *devices) lighten(a attributeSet, s gpu.Shape, p *policy.Publish) {
 	}
 }
 
-// place sets where a GPU sits.
+// place sets a GPU's position in the topology.
 func (a attributeSet) place(g *gpu.GPU, lists bool) {
 	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot())
 	a.text("pcieSwitch", g.PCIeSwitch())
@@ -111,7 +111,7 @@ func (a attributeSet) place(g *gpu.GPU, lists bool) {
 	a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValues: nodes}
 }
 
-// links sets how a GPU is linked to others.
+// links sets a GPU's links to others.
 func (a attributeSet) links(g *gpu.GPU, group string) {
 	a.text("nvlinkGroup", group)
 	if l := g.NVLinks; l != nil {
@@ -129,7 +129,7 @@ func (a attributeSet) links(g *gpu.GPU, group string) {
 	}
 }
 
-// text sets a string. One too long for the API would have the whole slice refused, so it is left out.
+// text sets a string. One too long for the API is left out, as the whole slice would be rejected.
 func (a attributeSet) text(name resourceapi.QualifiedName, v string) {
 	if v != "" && len(v) <= resourceapi.DeviceAttributeMaxValueLength {
 		a[name] = resourceapi.DeviceAttribute{StringValue: &v}
@@ -150,15 +150,15 @@ func (a attributeSet) flag(name resourceapi.QualifiedName, v *bool) {
 	}
 }
 
-// version sets a semantic version; one that cannot be put so is left out.
+// version sets a semantic version; one that cannot be converted is left out.
 func (a attributeSet) version(name resourceapi.QualifiedName, v string) {
 	if v = semantic(v); v != "" {
 		a[name] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
 }
 
-// semantic makes "580.95.05" the semantic version 580.95.5, which allows no leading zeros, and "9.0" 9.0.0.
-// It returns "" for anything but one to three numbers.
+// semantic converts "580.95.05" to the semantic version 580.95.5, which allows no leading zeros, and "9.0" to 9.0.0. It returns ""
+// for anything but one to three numbers.
 func semantic(v string) string {
 	parts := strings.Split(v, ".")
 	if len(parts) > 3 {

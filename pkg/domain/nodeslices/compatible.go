@@ -12,12 +12,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Most of what NVIDIA's DRA driver publishes has the same name, type and spelling here. The rest is in this file, which
-// docs/nvidia-compatible.md lists.
+// Most attributes and capacities of NVIDIA's DRA driver have the same name, type and spelling here. The others are in this file;
+// docs/nvidia-compatible.md lists them.
 
 type capacities = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 
-// compatible gives a device what manifests written for NVIDIA's driver go by.
+// compatible adds to a device the attributes and capacities that manifests written for NVIDIA's driver use.
 func compatible(d *resourceapi.Device, s gpu.Shape) {
 	switch {
 	case s.IsPartition() && !s.IsShare():
@@ -30,7 +30,7 @@ func compatible(d *resourceapi.Device, s gpu.Shape) {
 	}
 }
 
-// memorySlices are the placement units of a partition: memorySlice4 to memorySlice7 of one in the upper half of a board.
+// memorySlices are the placement units of a partition: memorySlice4 to memorySlice7 for the upper half of a board.
 func memorySlices(at gpu.Placement) capacities {
 	all := capacities{}
 	for i := range at.Size {
@@ -39,7 +39,7 @@ func memorySlices(at gpu.Placement) capacities {
 	return all
 }
 
-// mostOfPartitions are the most multiprocessors and engines that a partition of the GPU has, which for NVIDIA's driver are
+// mostOfPartitions are the most multiprocessors and engines that a partition of the GPU has, which NVIDIA's driver publishes as
 // those of the GPU.
 func mostOfPartitions(g *gpu.GPU) capacities {
 	most := map[resourceapi.QualifiedName]int{}
@@ -55,12 +55,12 @@ func mostOfPartitions(g *gpu.GPU) capacities {
 	return all
 }
 
-// expendable are attributes that NVIDIA's driver does not have and that tell the least, the least of all first: they give
-// way where a device would have more than the API allows.
+// expendable are the least useful attributes that NVIDIA's driver does not have, the least useful first: they are dropped if a
+// device would have more than the API allows.
 var expendable = []resourceapi.QualifiedName{"minor", "index", "migCapable", "memoryEnforcement", "eccEnabled"}
 
-// add adds capacities to a device, all or none: as many as the API allows when expendable attributes are gone, and with
-// room left for others.
+// add adds capacities to a device, all or none, within the API's limit, leaving room for others: if necessary, it drops expendable
+// attributes.
 func add(d *resourceapi.Device, more capacities, room int) {
 	over := len(d.Attributes) + len(d.Capacity) + len(more) + room - resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice
 	var gone []resourceapi.QualifiedName

@@ -13,7 +13,7 @@ import (
 // maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
 const maxDriverName = 63
 
-// CheckDriverName returns by its flag what is wrong with a driver's name; nil if nothing is.
+// CheckDriverName validates a driver's name. Errors name the flag.
 func CheckDriverName(name string) error {
 	msgs := validation.IsDNS1123Subdomain(name)
 	if len(name) > maxDriverName {
@@ -25,7 +25,7 @@ func CheckDriverName(name string) error {
 	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
 }
 
-// CheckNodeName returns by its flag what is wrong with a node's name; nil if nothing is.
+// CheckNodeName validates a node's name. Errors name the flag.
 func CheckNodeName(name string) error {
 	if name == "" {
 		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")

@@ -24,18 +24,17 @@ const (
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// TaintOccupied marks a device that cannot be allocated though no claim has it, since an unmanaged partition is in
-// its place or one that was given back is still in use, since processes are left of a claim that has ended, or since the driver has
-// refused to create the partition.
+// TaintOccupied marks a device that cannot be allocated though no claim has it: an unmanaged partition is in its place, a released
+// one is still in use, processes of an ended claim are left, or the driver has refused to create the partition.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
-// TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.
+// TaintNoMPS marks a GPU shared by MPS while no supervisor is available to start a server for another claim.
 const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 
-// TaintWithdrawn marks a device of a tier that the node's policy has no more, while something of it is still allocated.
+// TaintWithdrawn marks a device of a tier that the node's policy no longer has, while it is still allocated.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
-// TaintConflict marks the devices of a GPU that are allocated in part while another driver advertises the GPU, too.
+// TaintConflict marks the devices of a partly allocated GPU that another driver also advertises.
 const TaintConflict = "gpu.cleave.dev/conflict"
 
 // TaintDraining marks all devices of a node whose NVIDIA driver is being released or is gone.
@@ -44,7 +43,8 @@ const TaintDraining = "gpu.cleave.dev/draining"
 // TaintUnhealthy marks a device whose GPU, or whose part of it, is unhealthy. Its value is the reason.
 const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 
-// TaintIncomplete marks the devices of a GPU that containers cannot be given: a device node or file of the driver is missing.
+// TaintIncomplete marks the devices of a GPU that cannot be injected into containers: a device node or file of the driver is
+// missing.
 const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
 
 // TaintKeys lists the keys of all taints.
@@ -52,14 +52,14 @@ func TaintKeys() []string {
 	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
 }
 
-// Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The time since when
-// a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
+// Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The API server sets the time
+// of a taint, and keeps it while key, value and effect stay.
 type Taint struct {
 	Device, Key, Value string
 	Effect             resourceapi.DeviceTaintEffect
 }
 
-// api is the taint as the API has it.
+// api converts the taint for the API.
 func (t Taint) api() resourceapi.DeviceTaint {
 	effect := t.Effect
 	if effect == "" {
@@ -68,21 +68,21 @@ func (t Taint) api() resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: effect}
 }
 
-// View is what a publication says alongside the inventory.
+// View is the part of a publication besides the inventory.
 type View struct {
 	// Taints of devices, in the order in which they are published.
 	Taints []Taint
-	// Free reports of a GPU whether nothing of it is allocated, which orders the whole GPUs; nil: all are free.
+	// Free reports whether a GPU has no allocations, which orders the whole GPUs; nil: all are free.
 	Free func(*gpu.GPU) bool
-	// Used reports of a shared GPU or partition whether a claim has a share of it, which orders them; nil: none has.
+	// Used reports whether a claim has a share of a shared GPU or partition, which orders them; nil: none has.
 	Used func(gpu.Shape) bool
-	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
+	// Lists publishes attributes that may have several values as lists; it needs the API server's DRAListTypeAttributes.
 	Lists bool
-	// Compatible publishes what manifests written for NVIDIA's DRA driver go by.
+	// Compatible publishes the attributes and capacities that manifests written for NVIDIA's DRA driver use.
 	Compatible bool
 }
 
-// free reports of a node's GPU whether it can be had whole.
+// free reports whether a GPU can be allocated whole.
 func (v *View) free(node *policy.Node) func(*gpu.GPU) bool {
 	return func(g *gpu.GPU) bool {
 		name := g.PCI.DeviceName()
@@ -101,7 +101,7 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 	return names
 }
 
-// Shared are the names of the devices that many claims may have, in their order in this view.
+// Shared are the names of the shared devices, in their order in this view.
 func (v *View) Shared(node *policy.Node) []string {
 	order := v.order(node)
 	var names []string
@@ -125,11 +125,10 @@ type Slice struct {
 	SharedCounters []resourceapi.CounterSet
 }
 
-// Of are the slices of a node, which make one pool, in order of allocation: first the counter sets of GPUs
-// that have any, then whole GPUs, shared GPUs, shared partitions, one slice for the partitions of each GPU, and those that
-// fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
-// distinguishes "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
-// scheduler would forget what they consume.
+// Of returns the slices of a node, which form one pool, in order of allocation: first the counter sets of GPUs that have any, then
+// whole GPUs, shared GPUs, shared partitions, one slice for the partitions of each GPU, and those that fill a GPU, each in the
+// order of packing.OrderShapes. A node that offers nothing has one empty slice, which distinguishes "nothing here" from "not
+// running". Unavailable devices are tainted, never left out: the scheduler would forget their consumption.
 func Of(node *policy.Node, view View) []Slice {
 	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
 	var counterSets []resourceapi.CounterSet
@@ -160,7 +159,7 @@ func Of(node *policy.Node, view View) []Slice {
 	return published
 }
 
-// NameExisting adds the UUID to a device that is a partition which exists already.
+// NameExisting adds the UUID to the device of an existing partition.
 func NameExisting(published []Slice, device, uuid string) {
 	for _, s := range published {
 		for i := range s.Devices {
@@ -171,7 +170,7 @@ func NameExisting(published []Slice, device, uuid string) {
 	}
 }
 
-// Objects are the same slices as complete API objects, as they stand after a first publication.
+// Objects are the same slices as complete API objects, as after a first publication.
 func Objects(node *policy.Node, driver, nodeName string) *resourceapi.ResourceSliceList {
 	published := Of(node, View{Compatible: driver == nvidia.DriverName})
 	list := &resourceapi.ResourceSliceList{
@@ -193,14 +192,14 @@ func Objects(node *policy.Node, driver, nodeName string) *resourceapi.ResourceSl
 	return list
 }
 
-// countersOf are the counters of a GPU; nil for one of which all that it offers can be allocated at once, as counters
-// that exclude nothing cost the scheduler time, and schedulers before Kubernetes 1.36 without PartitionableDevices, as in
-// KAI up to 0.17, allocate no device that has any (KAI-Scheduler#2100).
+// countersOf are the counters of a GPU; nil if all its devices can be allocated at once: needless counters cost the scheduler time,
+// and schedulers before Kubernetes 1.36 without PartitionableDevices, as in KAI up to 0.17, allocate no device with counters
+// (KAI-Scheduler#2100).
 //
-// A cluster that drops them never has what was published, where they are not left out.
+// If the cluster drops counters, published ones would make its slices differ from the wanted ones forever.
 //
-// What is allocated is offered, and devices that come to a GPU bring its counters with them, for those that are allocated,
-// too: each publication by itself excludes all that cannot be allocated together.
+// Allocated devices are always offered, and devices added to a GPU bring counters for the allocated ones, too: each publication on
+// its own excludes all that cannot be allocated together.
 func countersOf(g *gpu.GPU, offer *policy.Offer) []gpu.Counter {
 	shapes := offer.Shapes(g)
 	if len(shapes) == 0 || offer.Uncounted {
@@ -231,7 +230,7 @@ func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 	return m
 }
 
-// devices makes the devices of a node.
+// devices builds the devices of a node.
 type devices struct {
 	node         *policy.Node
 	view         View
@@ -239,7 +238,7 @@ type devices struct {
 	counters     map[gpu.PCIAddress][]gpu.Counter
 }
 
-// device is a shape as the scheduler sees it.
+// device converts a shape for the scheduler.
 func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	offer := ds.node.Offer(s.GPU)
 	d := resourceapi.Device{
@@ -270,8 +269,8 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	return d
 }
 
-// capacity of a shape; nil if nothing is known. Of partitions it has no zeros but in compatible mode: manifests written
-// for NVIDIA's driver may compare them, and CEL fails on what is not there.
+// capacity of a shape; nil if nothing is known. Partitions have zeros only in compatible mode: manifests written for NVIDIA's
+// driver may compare them, and CEL fails on missing capacities.
 func (ds *devices) capacity(s gpu.Shape, offer *policy.Offer) capacities {
 	if s.IsShare() {
 		return sharedCapacity(offer.Sharing(s))
@@ -295,7 +294,7 @@ func (ds *devices) capacity(s gpu.Shape, offer *policy.Offer) capacities {
 	return all
 }
 
-// engines are what partitions of a profile have besides memory, by the names of capacities.
+// engines are the engines of a profile's partitions, by the names of capacities.
 func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
 	return map[resourceapi.QualifiedName]int{
 		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
@@ -303,8 +302,8 @@ func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
 	}
 }
 
-// sharedCapacity is what claims take parts of. Every capacity of a shared device has a policy: without one, a claim that
-// does not ask for it would take all (calculateConsumedCapacity of the scheduler's allocator).
+// sharedCapacity is the capacity that claims divide. Every capacity of a shared device has a policy: without one, a claim that does
+// not ask for it would take all (calculateConsumedCapacity of the scheduler's allocator).
 func sharedCapacity(s *policy.Sharing) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		gpu.CapacityShares: cut(policy.Cut{Total: s.Shares, Default: 1, Minimum: 1, Step: 1}, resource.DecimalSI),
@@ -323,7 +322,7 @@ func cut(c policy.Cut, form resource.Format) resourceapi.DeviceCapacity {
 	if c.Step <= c.Total-c.Minimum {
 		valid.Step = resource.NewQuantity(c.Step, form)
 	} else {
-		// There is room for the minimum only. The API refuses a whole slice for one step that is too large.
+		// There is room only for the minimum. The API rejects the whole slice for a step that is too large.
 		valid.Max = resource.NewQuantity(c.Minimum, form)
 	}
 	return resourceapi.DeviceCapacity{

@@ -2,7 +2,7 @@
 
 package nodeslices
 
-// Entry documents a name that slices carry.
+// Entry documents a name in slices.
 type Entry struct {
 	Name string
 	// Type of the value, as the resource API calls it; empty for taints.
@@ -13,8 +13,7 @@ type Entry struct {
 	Text string
 }
 
-// byPolicy is on what attributes are that partitions carry where the policy adds them. What is said of mig holds for shared
-// partitions, too.
+// byPolicy is On for attributes that partitions have only by policy. Statements about mig also apply to shared partitions.
 const byPolicy = "gpu, timeslice, mps; mig by policy"
 
 // Devices that are shared.

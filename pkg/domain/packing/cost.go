@@ -7,12 +7,12 @@ import (
 	"fmt"
 )
 
-// Strategy is which of several nodes is the better choice.
+// Strategy decides which of several nodes is the better choice.
 type Strategy string
 
 // The strategies.
 const (
-	// Pack takes what later claims miss least.
+	// Pack takes the devices that later claims will miss least.
 	Pack Strategy = "pack"
 	// Spread takes the node with the fewest replicas of the pod, then the emptiest GPU and node, for replicas that must not
 	// share one.
@@ -34,20 +34,20 @@ func ParseStrategy(name string) (Strategy, error) {
 
 // Cost of allocating devices on a node.
 type Cost struct {
-	// Lost is the summed size of the unused devices that stop fitting, those allocated included. A share of a GPU that is
-	// shared already costs nothing.
+	// Lost is the summed size of the unused devices that stop fitting, including the allocated ones. A share of an already shared
+	// GPU costs nothing.
 	Lost int
-	// Spans is how many NVLink groups and NUMA nodes the devices are of, one of each kind for one GPU.
+	// Spans is the number of NVLink groups and NUMA nodes that the devices span, one of each kind for one GPU.
 	Spans int
-	// Broken is how many NVLink groups and NUMA nodes nothing was allocated of before.
+	// Broken is the number of those NVLink groups and NUMA nodes that had no allocations before.
 	Broken int
-	// Left is how many untouched GPUs the node has afterwards.
+	// Left is the number of untouched GPUs afterwards.
 	Left int
-	// Joined is how many of the devices are on GPUs of which something was allocated before.
+	// Joined is the number of devices on GPUs that had allocations before.
 	Joined int
-	// Load is what of the node is allocated before, in thousandths of its placement units.
+	// Load is the part of the node allocated before, in thousandths of its placement units.
 	Load int
-	// Replicas are pods of the same controller on the node. No state of devices has them: who knows of pods fills them in.
+	// Replicas are pods of the same controller on the node. The state of devices lacks them: the caller fills them in.
 	Replicas int
 }
 
@@ -60,7 +60,7 @@ func (s Strategy) Compare(a, b Cost) int {
 	return pack
 }
 
-// Cost is what allocating devices takes from later claims. The state stays as it is.
+// Cost is what an allocation of devices takes from later claims. The state does not change.
 func (s *State) Cost(uses []Use) Cost {
 	c := Cost{Lost: s.worth, Load: s.load()}
 	touched := map[int]bool{} // GPUs
@@ -86,7 +86,7 @@ func (s *State) Cost(uses []Use) Cost {
 	return c
 }
 
-// whole reports whether nothing of a block is allocated.
+// whole reports whether a block has no allocations.
 func (s *State) whole(block int) bool {
 	for _, g := range s.model.byBlock[block] {
 		if s.Touched(g) {

@@ -6,18 +6,18 @@ import (
 	"errors"
 )
 
-// Request is what a claim asks for: so many devices of those that match.
+// Request is a claim's request: a number of matching devices.
 type Request struct {
 	Count int
 	Match Bits
-	// Tolerated are tainted devices that it takes nevertheless.
+	// Tolerated are tainted devices that it accepts.
 	Tolerated Bits
-	// Amounts are what it consumes of each shared device's capacities; nil stands for the defaults of all. Devices that
-	// cannot give the amount at all must not match.
+	// Amounts are its consumption of each shared device's capacities; nil stands for all defaults. Devices that cannot give the
+	// amount at all must not match.
 	Amounts [][]int64
 }
 
-// use is that of a device by the request.
+// use is the request's use of a device.
 func (r *Request) use(device int) Use {
 	if r.Amounts == nil {
 		return Use{Device: device}
@@ -25,15 +25,15 @@ func (r *Request) use(device int) Use {
 	return Use{Device: device, Amounts: r.Amounts[device]}
 }
 
-// searchSteps bound the search: what the allocator may take seconds for is not predicted.
+// searchSteps bounds the search: searches that may take the allocator seconds are not predicted.
 const searchSteps = 5000
 
-// ErrSearch is returned where the search was given up.
+// ErrSearch is returned if the search was abandoned.
 var ErrSearch = errors.New("too many combinations of devices to try")
 
-// Fit is what the allocator would allocate for the requests of a pod's claims, in their order: the first devices that fit,
-// with backtracking over combinations (k8s.io/dynamic-resource-allocation/structured, allocateOne). The state stays as it
-// is. Requests that do not fit give false.
+// Fit returns the devices that the allocator would allocate for the requests of a pod's claims, in order: the first devices that
+// fit, with backtracking over combinations (k8s.io/dynamic-resource-allocation/structured, allocateOne). The state does not change.
+// The result is false if the requests do not fit.
 func (s *State) Fit(requests ...Request) ([]Use, bool, error) {
 	f := fit{state: s, requests: requests, steps: searchSteps}
 	ok := f.try(0, 0, 0)
@@ -49,7 +49,7 @@ func (s *State) Fit(requests ...Request) ([]Use, bool, error) {
 	return f.uses, true, nil
 }
 
-// fit is a search under way. What it tries is in the state; the values of GPUs are not, as nothing asks for them.
+// fit is a search in progress. It changes the state as it tries devices, but not the values of GPUs, which it does not need.
 type fit struct {
 	state    *State
 	requests []Request
@@ -57,7 +57,7 @@ type fit struct {
 	steps    int
 }
 
-// try finds devices for a request of which some are found already, from a device on, and for all requests after it.
+// try completes a request that has found some devices, starting at a device, and all requests after it.
 func (f *fit) try(request, found, from int) bool {
 	if request == len(f.requests) {
 		return true

@@ -5,8 +5,8 @@ package packing
 // milli are the thousandths of one placement unit.
 const milli = 1000
 
-// freeUnits are what is left of a GPU, in thousandths of placement units: its size less that of the partitions that are
-// allocated, and of a shared GPU the part that its shares leave.
+// freeUnits are the free part of a GPU, in thousandths of placement units: its size less that of allocated partitions; for a shared
+// GPU, the part that its shares leave.
 func (s *State) freeUnits(gpu int) int {
 	free := s.model.GPUs[gpu].Units * milli
 	for _, i := range s.model.byGPU[gpu] {
@@ -29,7 +29,7 @@ func (s *State) freeUnits(gpu int) int {
 	return max(0, free)
 }
 
-// load is what is allocated of the node, in thousandths.
+// load is the allocated part of the node, in thousandths.
 func (s *State) load() int {
 	units, free := 0, 0
 	for g := range s.model.GPUs {
@@ -46,10 +46,9 @@ func (s *State) load() int {
 	return milli - free/units
 }
 
-// Fragmentation is the share of the free placement units that lie on GPUs of which something is allocated already: what is
-// free and can no longer be allocated as whole GPUs. It is 0 where nothing is allocated, where nothing is free, and wherever
-// every GPU is either untouched or full; it nears 1 where no GPU is left untouched though much is free. A placement unit is
-// the smallest partition's part of a GPU; a GPU without partitions is one unit.
+// Fragmentation is the fraction of free placement units on partly allocated GPUs: the free part that can no longer be allocated as
+// whole GPUs. It is 0 if every GPU is either untouched or full; it approaches 1 if no GPU is untouched though much is free. A
+// placement unit is the smallest partition's part of a GPU; a GPU without partitions is one unit.
 func Fragmentation(states ...*State) float64 {
 	var f Free
 	for _, s := range states {
@@ -58,11 +57,10 @@ func Fragmentation(states ...*State) float64 {
 	return f.Fragmentation()
 }
 
-// Free is what is free of nodes, and which part of it lies on GPUs of which something is allocated, both in thousandths of
-// placement units.
+// Free is the free part of nodes, and the part of that on partly allocated GPUs, both in thousandths of placement units.
 type Free struct{ All, Broken int }
 
-// Free is that of the node.
+// Free is the free part of the node.
 func (s *State) Free() Free {
 	var f Free
 	for g := range s.model.GPUs {
@@ -75,10 +73,10 @@ func (s *State) Free() Free {
 	return f
 }
 
-// Plus adds what is free elsewhere.
+// Plus adds the free part of other nodes.
 func (f Free) Plus(o Free) Free { return Free{f.All + o.All, f.Broken + o.Broken} }
 
-// Fragmentation is that of Fragmentation, of several nodes if they were added.
+// Fragmentation is like the function Fragmentation, for the sum of nodes.
 func (f Free) Fragmentation() float64 {
 	if f.All == 0 {
 		return 0
@@ -86,13 +84,13 @@ func (f Free) Fragmentation() float64 {
 	return float64(f.Broken) / float64(f.All)
 }
 
-// Room is how many devices of a shape still fit.
+// Room is the number of devices of a shape that still fit.
 type Room struct {
 	Shape string
 	N     int
 }
 
-// Rooms are what still fits of each shape, each counted as if nothing else was allocated, in the order of the model.
+// Rooms are the devices of each shape that still fit, each counted as if no other shape were allocated, in the order of the model.
 func (s *State) Rooms() []Room {
 	var rooms []Room
 	at := map[string]int{}
@@ -114,7 +112,7 @@ func (s *State) Rooms() []Room {
 	return rooms
 }
 
-// room is how many devices of a set fit one after the other.
+// room is the number of devices of a set that fit together.
 func (s *State) room(match Bits) int {
 	var taken []Use
 	for i := match.next(0); i >= 0; i = match.next(i + 1) {
@@ -129,7 +127,7 @@ func (s *State) room(match Bits) int {
 	return len(taken)
 }
 
-// limited reports whether a shared device can be used up: one whose capacities nobody consumes by default is counted once.
+// limited reports whether a shared device can be exhausted: one whose capacities have no default consumption is counted once.
 func (s *State) limited(device int) bool {
 	for _, c := range s.model.Devices[device].Capacities {
 		if c.Default > 0 {

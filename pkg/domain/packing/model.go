@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Bits is a set of devices, by their index in the model. Bits that were never set may lie beyond its end.
+// Bits is a set of devices, by their index in the model. Unset bits may lie beyond its end.
 type Bits []uint64
 
 // NewBits is an empty set for n devices.
@@ -16,7 +16,7 @@ func NewBits(n int) Bits { return make(Bits, (n+63)/64) }
 // Has reports whether a device is in the set.
 func (b Bits) Has(i int) bool { return i>>6 < len(b) && b[i>>6]>>(i&63)&1 == 1 }
 
-// Set adds a device, which must be one of those that the set was made for.
+// Set adds a device, which must be within the size of the set.
 func (b Bits) Set(i int) { b[i>>6] |= 1 << (i & 63) }
 
 // Count is the number of devices in the set.
@@ -28,7 +28,7 @@ func (b Bits) Count() int {
 	return n
 }
 
-// next is the first device of the set from i on; -1 where there is none.
+// next is the first device of the set from i on; -1 for none.
 func (b Bits) next(i int) int {
 	for w := i >> 6; w < len(b); w++ {
 		word := b[w]
@@ -42,27 +42,26 @@ func (b Bits) next(i int) int {
 	return -1
 }
 
-// Counter is one that devices of a pool consume.
+// Counter is a counter consumed by devices of a pool.
 type Counter struct {
 	Pool      int
 	Set, Name string
 	Total     int64
 }
 
-// Need is what a device consumes of a counter of the model.
+// Need is a device's consumption of a counter.
 type Need struct {
 	Counter int
 	Amount  int64
 }
 
-// Capacity is one that users of a shared device consume. Default is what those consume that do not say. Both are in
-// thousandths.
+// Capacity is a capacity of a shared device. Default is the consumption of requests without an amount. Both are in thousandths.
 type Capacity struct {
 	Name           string
 	Total, Default int64
 }
 
-// GPU is what devices belong to.
+// GPU is a GPU of the model.
 type GPU struct {
 	Name string
 	// Blocks are the model's blocks that the GPU is in.
@@ -71,27 +70,27 @@ type GPU struct {
 	Units int
 }
 
-// Device is one that is published.
+// Device is a published device.
 type Device struct {
 	Name string
-	// Shape is what it is: "gpu", "timeslice", "mps", the profile of a partition, or "3g.40gb mig-mps" of one that is shared.
+	// Shape is "gpu", "timeslice", "mps", the profile of a partition, or such as "3g.40gb mig-mps" for a shared one.
 	Shape string
-	// Pool is the place of its pool among those of the node, GPU that of its GPU among the model's.
+	// Pool is the index of its pool among the node's, GPU that of its GPU in the model.
 	Pool, GPU int
 	// Size in placement units.
 	Size int
-	// Needs are what it consumes, by counter. A shared device consumes it once.
+	// Needs are its consumption of counters. A shared device consumes them once.
 	Needs []Need
-	// Shared devices are allocated several times, as long as their capacities suffice.
+	// Shared devices can be allocated several times, as far as their capacities suffice.
 	Shared     bool
 	Capacities []Capacity
 }
 
-// Model is what a node publishes: devices in the order in which the allocator tries them. Nodes that publish the same share
-// one. It does not change.
+// Model is the published devices of a node, in the order in which the allocator tries them. Nodes with the same devices share one.
+// It is immutable.
 type Model struct {
 	Counters []Counter
-	// Blocks are GPUs that belong together: NVLink groups and NUMA nodes. A GPU is in at most one of a kind.
+	// Blocks are groups of GPUs: NVLink groups and NUMA nodes. A GPU is in at most one of a kind.
 	Blocks  []string
 	GPUs    []GPU
 	Devices []Device

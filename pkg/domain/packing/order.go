@@ -10,9 +10,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Order is the order in which a node's shapes are offered, in groups that are published apart, from Whole to Largest.
+// Order is the order in which a node's shapes are offered, in separately published groups, from Whole to Largest.
 type Order struct {
-	// Whole GPUs, as OrderWhole has them.
+	// Whole GPUs, in the order of OrderWhole.
 	Whole []gpu.Shape
 	// Shared GPUs, from the middle outward; see SharedFirst.
 	Shared []gpu.Shape
@@ -20,20 +20,19 @@ type Order struct {
 	SharedPartitions []gpu.Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
 	Partitions [][]gpu.Shape
-	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
-	// partition gets the smallest that will do.
+	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any partition gets the
+	// smallest suitable one.
 	Largest []gpu.Shape
 }
 
-// OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
-// devices are published decides where claims land: partitions fill GPUs from the first one and each GPU from the top,
-// whole GPUs go from the last one down, shared ones are filled from the middle, and all meet as late as possible.
-// Starting at the top keeps the one
-// placement of a 4-slice partition, at 0, free for longest.
+// OrderShapes is the packing. The scheduler takes the first device that fits, so the published order decides where claims land:
+// partitions fill GPUs from the first one and each GPU from the top, whole GPUs go from the last one down, shared ones are filled
+// from the middle, and all meet as late as possible. Starting at the top keeps the only placement of a 4-slice partition, at 0,
+// free for longest.
 //
-// Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures
-// it). Ordering all of it anew by load gains next to nothing more and costs a rewrite of all slices each time, so only the
-// whole GPUs, which are one slice, are ordered by what is free: for what belongs together, see OrderWhole.
+// Against ascending order, about 10 % less of the requested capacity is rejected at loads of 50 to 90 % (e2e/packing measures it).
+// Reordering everything by load gains hardly more and costs a rewrite of all slices each time, so only the whole GPUs, which are
+// one slice, are ordered by availability, see OrderWhole.
 func OrderShapes(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*gpu.GPU) bool) Order {
 	o := Order{Whole: OrderWhole(gpus, offered, free)}
 	for i := range slices.Backward(gpus) {
@@ -74,29 +73,28 @@ func OrderShapes(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*
 func fromTop(partitions []gpu.Shape) {
 	slices.SortStableFunc(partitions, func(a, b gpu.Shape) int {
 		if a.Profile != b.Profile {
-			return 0 // Shapes has them by size already
+			return 0 // Shapes sorts by size
 		}
 		return b.Placement.Start - a.Placement.Start
 	})
 }
 
-// Groups are all groups in the order in which they are published.
+// Groups are all groups in the order of publication.
 func (o *Order) Groups() [][]gpu.Shape {
 	return slices.Concat([][]gpu.Shape{o.Whole, o.Shared, o.SharedPartitions}, o.Partitions, [][]gpu.Shape{o.Largest})
 }
 
-// maxRanked is how many whole GPUs are ordered by what is free: those of one slice (the resource API has 64 devices in
-// one). GPUs that change places between slices would be in both, or in none, for a moment.
+// maxRanked is how many whole GPUs are ordered by availability: those of one slice (the resource API allows 64 devices). GPUs that
+// move between slices would temporarily be in both or in neither.
 const maxRanked = 64
 
-// OrderWhole is the order of the whole GPUs. The scheduler takes the first ones that are free. So that those it takes for
-// one request belong together, GPUs of one NVLink group or NUMA node stand together, and the group or node with the most
-// free GPUs stands first: a request for so many or fewer is served from it alone, and one for more could not be served
-// from any. Within it the same holds of the other kind, then of PCIe switches. Of equals the one with the last GPU comes
-// first.
+// OrderWhole is the order of the whole GPUs. The scheduler takes the first ones that are free. So that the devices of one request
+// are close to each other, GPUs of one NVLink group or NUMA node are adjacent, and the group or node with the most free GPUs comes
+// first: it can serve any request that a single group can serve. Within it the same applies to the other kind, then to PCIe
+// switches. Among equals, the one with the last GPU comes first.
 //
-// free reports of a GPU whether nothing of it is allocated; nil means that all are free. GPUs that are not free keep their
-// place among the others of their block: they may be given back at any time.
+// free reports whether a GPU has no allocations; nil means that all are free. GPUs that are not free keep their place in their
+// block: they may be released at any time.
 func OrderWhole(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*gpu.GPU) bool) []gpu.Shape {
 	groups := gpu.NVLinkGroups(gpus)
 	var spots []spot
@@ -122,7 +120,7 @@ func OrderWhole(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*g
 	return order
 }
 
-// kind of a block of GPUs that belong together.
+// kind of a block of GPUs.
 type kind int
 
 const (
@@ -132,16 +130,15 @@ const (
 	kinds
 )
 
-// spot is a GPU in the order, and the blocks that it is in; empty where it is in none.
+// spot is a GPU in the order, with its blocks; empty for none.
 type spot struct {
 	gpu   *gpu.GPU
 	free  bool
 	block [kinds]string
 }
 
-// rank puts the best block first, then the best of what is left, and so on; each is ordered by the kinds that remain
-// after its own. Kinds of one tier compete; those of the next count only within a block of the one before, and among
-// GPUs that are in none.
+// rank puts the best block first, then the best of the rest, and so on; each is ordered by the kinds that remain after its own.
+// Kinds of one tier compete; those of the next count only within a block of the one before, and among GPUs that are in none.
 func rank(spots []spot, tiers [][]kind) []spot {
 	var order []spot
 	for len(tiers) > 0 {
@@ -156,17 +153,17 @@ func rank(spots []spot, tiers [][]kind) []spot {
 	return append(order, spots...)
 }
 
-// block is GPUs that belong together.
+// block is a group of close GPUs.
 type block struct {
 	kind  kind
 	name  string
 	spots []spot
-	// score is how many are free, then how many are in the best block within it, and so on.
+	// score is the number of free GPUs, then that of the best block within it, and so on.
 	score []int
 }
 
-// bestBlock is the one with the highest score; of equals the largest, then the one with the first GPU. It has no spots
-// where no two GPUs belong together.
+// bestBlock is the one with the highest score; among equals the largest, then the one with the first GPU. It has no spots if no
+// block has two GPUs.
 func bestBlock(spots []spot, tiers [][]kind) block {
 	var best block
 	for _, k := range tiers[0] {
@@ -190,7 +187,7 @@ func bestBlock(spots []spot, tiers [][]kind) block {
 	return best
 }
 
-// score of GPUs that belong together, see block.
+// score of a block, see block.
 func score(spots []spot, tiers [][]kind) []int {
 	free := 0
 	for _, s := range spots {

@@ -8,14 +8,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// SharedFirst is shared GPUs, or shared partitions, in the order of OrderShapes, but those that claims share already stand
-// before untouched ones: the scheduler takes the first with room, so that none is opened while an open one has room. Which of
-// the open ones is first does not change, so that the order changes only when one gets its first share or loses its last.
+// SharedFirst returns shared GPUs, or shared partitions, in the order of OrderShapes, but with those in use before untouched ones:
+// the scheduler takes the first with room, so that none is opened while an open one has room. The order of the open ones is fixed,
+// so that it changes only when one gets its first share or loses its last.
 //
-// That holds within each slice, of maxRanked: one that changed places with another slice's would be in both, or in none, for a
-// moment.
+// That holds within each slice, of maxRanked: devices that move between slices would temporarily be in both or in neither.
 //
-// used reports of a shared GPU or partition whether a claim has a share of it; nil means that none has.
+// used reports whether a claim has a share of a shared GPU or partition; nil means that none has.
 func SharedFirst(shared []gpu.Shape, used func(gpu.Shape) bool) []gpu.Shape {
 	if used == nil {
 		return shared

@@ -6,31 +6,31 @@ import (
 	"slices"
 )
 
-// Use is one allocation of a device. Amounts are what it consumes of a shared device's capacities, in thousandths; nil
-// stands for the defaults.
+// Use is one allocation of a device. Amounts are its consumption of a shared device's capacities, in thousandths; nil stands for
+// the defaults.
 type Use struct {
 	Device  int
 	Amounts []int64
 }
 
-// State is what of a node is allocated. It is not safe for concurrent use.
+// State is the allocations of a node. It is not safe for concurrent use.
 type State struct {
 	model   *Model
 	tainted Bits
 	free    []int64   // by counter
 	uses    []int     // by device
-	amounts [][]int64 // by device, what is consumed of a shared one's capacities
-	// overdrawn is how many counters of a pool are below zero. The allocator gives nothing that consumes counters from such
-	// a pool (k8s.io/dynamic-resource-allocation/structured, checkAvailableCounters).
+	amounts [][]int64 // by device, consumption of a shared one's capacities
+	// overdrawn is how many counters of a pool are below zero. The allocator allocates no device that consumes counters from such a
+	// pool (k8s.io/dynamic-resource-allocation/structured, checkAvailableCounters).
 	overdrawn []int
-	// turned: a pool has become overdrawn or stopped being so, and the values of its GPUs are not up to date.
+	// turned is set if a pool has become overdrawn, or is no longer, and the values of its GPUs are out of date.
 	turned  bool
 	touched []int // by GPU, uses of its devices
 	value   []int // by GPU, the sizes of its unused devices that fit, added up
 	worth   int   // the values, added up
 }
 
-// NewState is a node with nothing allocated. Nobody but those who tolerate it gets a tainted device.
+// NewState is a node without allocations. Tainted devices go only to requests that tolerate them.
 func NewState(m *Model, tainted Bits) *State {
 	s := &State{
 		model: m, tainted: tainted, free: make([]int64, len(m.Counters)), uses: make([]int, len(m.Devices)),
@@ -54,19 +54,19 @@ func NewState(m *Model, tainted Bits) *State {
 	return s
 }
 
-// Model is what the node publishes.
+// Model is the node's published devices.
 func (s *State) Model() *Model { return s.model }
 
-// Tainted reports whether a device has a taint that keeps claims off.
+// Tainted reports whether a device has a taint that repels claims.
 func (s *State) Tainted(device int) bool { return s.tainted.Has(device) }
 
-// Touched reports whether something of a GPU is allocated.
+// Touched reports whether a GPU has allocations.
 func (s *State) Touched(gpu int) bool { return s.touched[gpu] > 0 }
 
 // Uses is how many times a device is allocated.
 func (s *State) Uses(device int) int { return s.uses[device] }
 
-// Untouched is how many GPUs there are of which nothing is allocated.
+// Untouched is the number of GPUs without allocations.
 func (s *State) Untouched() int {
 	n := 0
 	for _, t := range s.touched {
@@ -77,7 +77,7 @@ func (s *State) Untouched() int {
 	return n
 }
 
-// Whole reports whether all of a GPU can be allocated: nothing of it is, and its largest device fits.
+// Whole reports whether all of a GPU can be allocated: it has no allocations, and its largest device fits.
 func (s *State) Whole(gpu int) bool {
 	if s.Touched(gpu) {
 		return false
@@ -90,7 +90,7 @@ func (s *State) Whole(gpu int) bool {
 	return false
 }
 
-// Clone is a copy that changes by itself.
+// Clone returns an independent copy.
 func (s *State) Clone() *State {
 	c := *s
 	c.tainted, c.free, c.uses = slices.Clone(s.tainted), slices.Clone(s.free), slices.Clone(s.uses)
@@ -102,13 +102,13 @@ func (s *State) Clone() *State {
 	return &c
 }
 
-// Equal reports whether the same is allocated of the same model, in whatever order it was.
+// Equal reports whether two states of one model have the same allocations, in any order.
 func (s *State) Equal(o *State) bool {
 	return s.model == o.model && slices.Equal(s.free, o.free) && slices.Equal(s.uses, o.uses) && slices.Equal(s.value, o.value) &&
 		slices.Equal(s.tainted, o.tainted) && slices.EqualFunc(s.amounts, o.amounts, slices.Equal)
 }
 
-// Allocate records allocations. It never refuses: what the API server says is allocated is, even if it is too much.
+// Allocate records allocations. It never fails: allocations in the API server are facts, even if they exceed the devices.
 func (s *State) Allocate(uses ...Use) {
 	for _, u := range uses {
 		s.change(u, 1)
@@ -124,7 +124,7 @@ func (s *State) Release(uses ...Use) {
 	s.evaluateAll(uses)
 }
 
-// change adds or takes away one use.
+// change adds or removes one use.
 func (s *State) change(u Use, by int) {
 	d := &s.model.Devices[u.Device]
 	before := s.uses[u.Device]
@@ -160,7 +160,7 @@ func (u *Use) amount(d *Device, capacity int) int64 {
 // Fits reports whether a device can be allocated once more, by a claim that tolerates no taints and consumes the defaults.
 func (s *State) Fits(device int) bool { return !s.tainted.Has(device) && s.admits(Use{Device: device}) }
 
-// admits reports whether the counters and capacities that are left suffice, as the allocator has it.
+// admits reports whether the remaining counters and capacities suffice, by the allocator's rules.
 func (s *State) admits(u Use) bool {
 	d := &s.model.Devices[u.Device]
 	if s.uses[u.Device] > 0 && !d.Shared {
@@ -185,7 +185,7 @@ func (s *State) admits(u Use) bool {
 	return true
 }
 
-// evaluateAll brings the values of GPUs up to date whose devices changed.
+// evaluateAll updates the values of GPUs whose devices changed.
 func (s *State) evaluateAll(uses []Use) {
 	if s.turned {
 		s.turned = false
@@ -208,7 +208,7 @@ func (s *State) evaluateAll(uses []Use) {
 func (s *State) evaluate(gpu int) {
 	value := 0
 	for _, i := range s.model.byGPU[gpu] {
-		// What is shared already is gone for all other uses, so its shares are worth nothing but to those who share it.
+		// A device in use is lost for other purposes, so its remaining shares count nothing.
 		if s.uses[i] == 0 && s.Fits(i) {
 			value += s.model.Devices[i].Size
 		}

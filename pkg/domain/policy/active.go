@@ -13,18 +13,18 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// Active is the active policy of a node: its GPUs are offered by it.
+// Active is the active policy of a node, which determines how its GPUs are offered.
 type Active struct {
-	// Name by which the node's label selects it, or BuiltIn.
+	// Name that the node's label selects, or BuiltIn.
 	Name   string
 	Policy *v1alpha1.NodePolicy
 }
 
-// SelectActive selects the policy that is active from now on: the one that the label names, or was where that one cannot be
-// used. The error then says why. It is pure.
+// SelectActive selects the new active policy: the one that the label names, or was if that one is unusable; the error then says
+// why. It is pure.
 //
-// set and loadErr are the answer of Load; both may be given, as an invalid file does not affect a node whose policy is in
-// another. was is nil where none was active, and then the answer is nil until there is one that can be used.
+// set and loadErr are the answer of Load; both may be set, as an invalid file does not affect a node whose policy is in another.
+// was is nil if none was active; the result is then nil until a policy is usable.
 func SelectActive(was *Active, set *Set, loadErr error, label string, check func(*v1alpha1.NodePolicy) error) (*Active, error) {
 	if set == nil {
 		return was, loadErr
@@ -39,7 +39,7 @@ func SelectActive(was *Active, set *Set, loadErr error, label string, check func
 	return &Active{Name: name, Policy: p}, nil
 }
 
-// Equal reports whether two policies are the same; nil is none.
+// Equal reports whether two policies are equal; nil stands for none.
 func (a *Active) Equal(b *Active) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -49,7 +49,7 @@ func (a *Active) Equal(b *Active) bool {
 	return errors.Join(errA, errB) == nil && x.Name == y.Name && bytes.Equal(x.Policy, y.Policy)
 }
 
-// document gives equal policies equal bytes.
+// document encodes equal policies as equal bytes.
 func (a *Active) document() (*activeDocument, error) {
 	named := *a.Policy
 	named.APIVersion, named.Kind = v1alpha1.APIVersion, v1alpha1.NodePolicyKind
@@ -70,7 +70,7 @@ type activeDocument struct {
 	Policy json.RawMessage `json:"policy"`
 }
 
-// activeFormat is durable: the active policy outlives a reboot. A policy file has 1 MiB at most.
+// activeFormat is durable: the active policy survives a reboot. A policy file has 1 MiB at most.
 var activeFormat = &store.Format[activeDocument]{
 	Kind: "active policy", Limit: 4 << 20, Version: 1, Durable: true,
 	VersionOf: func(d *activeDocument) (version, readableFrom int) { return d.Format, 0 },
@@ -79,17 +79,16 @@ var activeFormat = &store.Format[activeDocument]{
 // ActiveStore stores the active policy, so that a restarted plugin continues with it while another one is invalid.
 type ActiveStore struct {
 	file *store.File[activeDocument]
-	// written is what the file holds, as far as it is known.
+	// written is the known content of the file.
 	written *Active
 }
 
-// NewActiveStore stores it in a file, whose directory must exist.
+// NewActiveStore returns a store with a file, whose directory must exist.
 func NewActiveStore(disk store.FileSystem, path string) *ActiveStore {
 	return &ActiveStore{file: store.NewFile(disk, path, activeFormat)}
 }
 
-// Load returns the policy that was stored last, or nil with an error that says why there is none; fs.ErrNotExist where none
-// was ever stored.
+// Load returns the last stored policy, or nil with an error; fs.ErrNotExist if none was ever stored.
 func (s *ActiveStore) Load() (*Active, error) {
 	d, err := s.file.Read()
 	if err != nil {

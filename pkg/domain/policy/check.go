@@ -12,16 +12,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Check holds a policy against the boards of a node: profiles that a board has not, layouts that do not fit it,
-// partitions asked of a board that cannot be partitioned. A rule that no GPU of the node matches is no error. The error is
-// v1alpha1.Problems, each with the rule and field.
+// Check validates a policy against the boards of a node: unknown profiles, layouts that do not fit, partitions of a board that
+// cannot be partitioned. A rule that matches no GPU of the node is no error. The error is v1alpha1.Problems, each with the rule and
+// field.
 func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
 	var problems v1alpha1.Problems
 	said := map[string]bool{}
 	for i := range node.GPUs {
 		at, rule := find(p, &node.GPUs[i])
 		for _, err := range check(rule, &node.GPUs[i]) {
-			if err = fmt.Errorf("rules[%d].%w", at, err); !said[err.Error()] { // boards of a kind have the same
+			if err = fmt.Errorf("rules[%d].%w", at, err); !said[err.Error()] { // boards of one model have the same error
 				said[err.Error()] = true
 				problems = append(problems, err)
 			}
@@ -33,22 +33,22 @@ func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
 	return problems
 }
 
-// check holds a rule against a board that it matches. The errors start with the field.
+// check validates a rule against a board that it matches. The errors start with the field.
 func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
 		if len(g.MIG.Catalog()) == 0 {
-			return nil // it asks nothing of a board: one that has no partitions offers none
+			return nil // no requirement: a board without partitions offers none
 		}
 		return checkShares(r, g)
 	}
 	if r.MIG.ChangesMode() && !slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG) {
-		return nil // a board without MIG mode is out of it, as the rule wants
+		return nil // a board without MIG is out of MIG mode, as the rule wants
 	}
 	if wants := wantsMIG(r, g); wants != nil && *wants && unlisted(g) {
 		return nil // it is checked once the mode has changed
 	}
 	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
-		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
+		// Another driver may report placements: without any, only fields that cannot be checked are rejected.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {
 		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil || r.MIG.Share != nil):
@@ -94,7 +94,7 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	return errs
 }
 
-// remedy is what to do about a rule that wants partitions of a board that has none.
+// remedy is the remedy for a rule that wants partitions of a board without any.
 func remedy(g *gpu.GPU) string {
 	if !unlisted(g) {
 		return "match only GPUs that can be"

@@ -17,53 +17,52 @@ import (
 // maxFile bounds a policy file in bytes.
 const maxFile = 1 << 20
 
-// BuiltIn is the name of the policy of a node that none is given: it offers every tier with default numbers.
+// BuiltIn is the name of the policy of a node without any: it offers every tier with default numbers.
 const BuiltIn = v1alpha1.BuiltInPolicy
 
-// Format is what files are written in that define how a node's GPUs are offered. The zero value is that of NodePolicies;
-// others come from the packages that know them.
+// Format is the format of policy files. The zero value is that of NodePolicies; others come from the packages that implement them.
 type Format struct {
 	Name string
-	// Decode makes policies of the bytes of a file at a path; nil for NodePolicies.
+	// Decode converts the bytes of a file at a path to policies; nil for NodePolicies.
 	Decode func(path string, data []byte) (*Decoded, error)
 }
 
-// IsNodePolicy reports whether the files hold NodePolicies.
+// IsNodePolicy reports whether the files contain NodePolicies.
 func (f Format) IsNodePolicy() bool { return f.Decode == nil }
 
-// Decoded is what a file of another format holds.
+// Decoded is the content of a file of another format.
 type Decoded struct {
 	// Policies by name; one without a name takes that of its file.
 	Policies []*v1alpha1.NodePolicy
-	// LeftOut are parts of the file that would be policies but for something that Cleave does not have.
+	// LeftOut are parts of the file that would be policies, but need a feature that Cleave lacks.
 	LeftOut []LeftOut
-	// Notes are what was not converted exactly, each with file, field, value, and what holds instead.
+	// Notes describe inexact conversions, each with file, field, value and replacement.
 	Notes []string
 }
 
-// LeftOut is a policy that could not be made.
+// LeftOut is a policy that could not be converted.
 type LeftOut struct {
 	Name string
 	// Err is v1alpha1.Problems, each with the field.
 	Err error
 }
 
-// entry is one policy of a file, or what is wrong with it.
+// entry is one policy of a file, or its error.
 type entry struct {
-	// name of the policy; empty where the file gives none.
+	// name of the policy; empty if the file gives none.
 	name string
 	// file reports that the file as a whole is wrong.
 	file   bool
 	policy *v1alpha1.NodePolicy
 	err    error
-	// leftOut reports that the file is right, and yet err keeps it from being a policy.
+	// leftOut reports that the file is valid, but err prevents its conversion to a policy.
 	leftOut bool
 }
 
-// reader makes policies of a file's bytes.
+// reader decodes the policies of a file.
 type reader func(f file) (entries []entry, notes []string)
 
-// readerOf is how files of a format are read.
+// readerOf returns the reader of a format.
 func readerOf(format Format) reader {
 	if format.IsNodePolicy() {
 		return readPolicies
@@ -95,7 +94,7 @@ func readPolicies(f file) ([]entry, []string) {
 	return entriesOf(documents), nil
 }
 
-// entriesOf are documents as policies.
+// entriesOf converts documents to policies.
 func entriesOf(documents []v1alpha1.Document) []entry {
 	var entries []entry
 	for _, d := range documents {
@@ -114,15 +113,14 @@ func entriesOf(documents []v1alpha1.Document) []entry {
 // Set are policies by name.
 type Set struct {
 	policies map[string]*v1alpha1.NodePolicy
-	// broken are the names of those that could not be read.
+	// broken are the errors of unreadable policies, by name.
 	broken map[string]error
-	// from are the files in which names were met first.
+	// from are the files in which names first appeared.
 	from  map[string]string
 	notes []string
 }
 
-// Notes lists what of files of another format was not converted exactly, each with file, field, value, and what holds
-// instead.
+// Notes lists inexact conversions from files of another format, each with file, field, value and replacement.
 func (s *Set) Notes() []string { return s.notes }
 
 // Names lists the policies, sorted.
@@ -135,11 +133,11 @@ func (s *Set) Names() []string {
 	return names
 }
 
-// File is where a policy was read, "" for one that the set has not.
+// File is the file of a policy; "" for one that is not in the set.
 func (s *Set) File(name string) string { return s.from[name] }
 
 // Select picks the policy that a node's label names, also in the words of the format that the policy was imported from. Without a
-// label it is the one named default, or where there is none the built-in one.
+// label it is the one named default, or else the built-in one.
 func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	name := v1alpha1.PolicyNameOf(label)
 	if name == "" {
@@ -153,13 +151,13 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	case label == "":
 		return BuiltIn, &v1alpha1.NodePolicy{}, nil
 	case len(s.policies) == 0:
-		return "", nil, &UnknownError{fmt.Sprintf("there is no policy %q, nor any other", label)}
+		return "", nil, &UnknownError{fmt.Sprintf("there is no policy %q, and no other", label)}
 	default:
 		return "", nil, &UnknownError{fmt.Sprintf("there is no policy %q: choose one of %s", label, strings.Join(s.Names(), ", "))}
 	}
 }
 
-// UnknownError is of a label that names no policy.
+// UnknownError is the error for a label that names no policy.
 type UnknownError struct{ text string }
 
 func (e *UnknownError) Error() string { return e.text }
@@ -169,23 +167,23 @@ func NewSet() *Set {
 	return &Set{policies: map[string]*v1alpha1.NodePolicy{}, broken: map[string]error{}, from: map[string]string{}}
 }
 
-// AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
-// without a name takes the one given.
+// AddDocuments adds documents of a file that may also contain other objects, like Load does. One without a name takes the given
+// one.
 func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
 	return s.add(file{path: path}, func(file) ([]entry, []string) { return entriesOf(documents), nil }, unnamed)
 }
 
-// AddFile takes up the bytes of a file, just as Load does.
+// AddFile adds the bytes of a file, like Load does.
 func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v1alpha1.Problems {
 	return s.add(file{path: path, data: data}, readerOf(format), unnamed)
 }
 
-// Load reads the policies of a file, or of all files of a directory, such as a mounted ConfigMap. A policy without a name
-// takes "default" in a file and the file's name without its ending in a directory. Without a path the set is empty, and
-// Select gives the built-in policy.
+// Load reads the policies of a file, or of all files of a directory, such as a mounted ConfigMap. A policy without a name takes
+// "default" in a file and the file's name without its ending in a directory. Without a path the set is empty, and Select returns
+// the built-in policy.
 //
-// The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. Where only some policies are
-// wrong, the set has the others: a node need not suffer from a policy that is not its own.
+// The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. If only some policies are invalid, the
+// set has the others: a node is unaffected by policies that it does not use.
 func Load(path string, format Format) (*Set, error) {
 	s, read := NewSet(), readerOf(format)
 	if path == "" {
@@ -218,14 +216,14 @@ func Load(path string, format Format) (*Set, error) {
 	return s, problems
 }
 
-// file is what one file holds, or why it cannot be read.
+// file is the content of a file, or the error of reading it.
 type file struct {
 	path string
 	data []byte
 	err  error
 }
 
-// add takes up the policies of a file; those without a name take the one given.
+// add adds the policies of a file; those without a name take the given one.
 func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Problems) {
 	if f.err != nil {
 		s.broken[unnamed] = f.err
@@ -268,7 +266,7 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 	return problems
 }
 
-// readFile reads a file up to one byte more than it may have.
+// readFile reads a file up to one byte beyond the limit.
 func readFile(path string) file {
 	f, err := os.Open(path)
 	if err != nil {
@@ -281,11 +279,11 @@ func readFile(path string) file {
 	return file{path: path, data: data}
 }
 
-// Endings are those of the files in a directory that hold policies.
+// Endings are the file name extensions of policies in a directory.
 func Endings() []string { return []string{".yaml", ".yml", ".json"} }
 
-// readDirectory reads a directory's files by name. The kubelet changes a mounted ConfigMap by turning the link ..data to another
-// directory: what was read across such a change is read again.
+// readDirectory reads a directory's files by name. The kubelet changes a mounted ConfigMap by pointing the link ..data to another
+// directory: after such a change, all files are reread.
 func readDirectory(dir string, format Format) ([]file, error) {
 	const attempts = 5
 	for range attempts {
@@ -295,7 +293,7 @@ func readDirectory(dir string, format Format) ([]file, error) {
 			return files, err
 		}
 	}
-	return nil, fmt.Errorf("read the node policies of %s: the directory changes all the time", dir)
+	return nil, fmt.Errorf("read the node policies of %s: the directory keeps changing", dir)
 }
 
 func readFiles(dir string, format Format) ([]file, error) {
@@ -303,7 +301,7 @@ func readFiles(dir string, format Format) ([]file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the node policies: %w", err)
 	}
-	if !format.IsNodePolicy() { // whose files have other endings, or none
+	if !format.IsNodePolicy() { // whose files have other extensions, or none
 		paths, others = append(paths, others...), nil
 		slices.Sort(paths)
 	}

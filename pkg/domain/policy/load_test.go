@@ -147,7 +147,7 @@ func TestSet_Select(t *testing.T) {
 		"the default by name":     {withDefault, "default", "default", ""},
 		"no label, no default":    {several, "", "built-in", ""},
 		"no file":                 {nil, "", "built-in", ""},
-		"no file, a label":        {nil, "b", "", `there is no policy "b", nor any other`},
+		"no file, a label":        {nil, "b", "", `there is no policy "b", and no other`},
 		"a label of none":         {several, "c", "", `there is no policy "c": choose one of a, b`},
 		"a label of the built-in": {several, "built-in", "", `there is no policy "built-in": choose one of a, b`},
 		"the default by no name":  {several, "default", "", `there is no policy "default": choose one of a, b`},

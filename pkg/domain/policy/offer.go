@@ -12,16 +12,16 @@ import (
 // Node is an inventory with what its GPUs offer.
 type Node struct {
 	*gpu.Node
-	// Offers of the GPUs, by their index. None at all stand for Unrestricted.
+	// Offers of the GPUs, by their index. An empty list stands for Unrestricted.
 	Offers []Offer
 }
 
-// Unrestricted is what a GPU offers without a policy: the whole of it, and partitions on demand.
+// Unrestricted is the offer of a GPU without a policy: the whole GPU, and partitions on demand.
 func Unrestricted() Offer {
 	return Offer{Whole: true, Partitions: &PartitionOffer{Mode: OnDemand}}
 }
 
-// Offer is what a GPU of the node offers. A GPU that the node does not have offers nothing.
+// Offer returns the offer of a GPU of the node; an empty one for an unknown GPU.
 func (n *Node) Offer(g *gpu.GPU) *Offer {
 	if n.Offers == nil {
 		o := Unrestricted()
@@ -35,10 +35,10 @@ func (n *Node) Offer(g *gpu.GPU) *Offer {
 	return &Offer{}
 }
 
-// Shapes are those that a GPU of the node offers now.
+// Shapes are those that a GPU of the node currently offers.
 func (n *Node) Shapes(g *gpu.GPU) []gpu.Shape { return n.Offer(g).Shapes(g) }
 
-// FindShape returns what a GPU of the node offers under a device name.
+// FindShape returns the offered shape with a device name.
 func (n *Node) FindShape(device string) (gpu.Shape, bool) {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
@@ -54,42 +54,42 @@ func (n *Node) FindShape(device string) (gpu.Shape, bool) {
 	return gpu.Shape{}, false
 }
 
-// Offer is what a GPU is offered as.
+// Offer is how a GPU is offered.
 type Offer struct {
-	// Excluded reports that the policy leaves the GPU to others. What is still allocated of it is offered, withdrawn.
+	// Excluded reports that the policy leaves the GPU to other drivers. Devices that are still allocated are offered as withdrawn.
 	Excluded bool
 	Whole    bool
 	// Partitions is nil where the GPU is not partitioned for claims.
 	Partitions *PartitionOffer
-	// TimeSlice and MPS are nil where the GPU is not shared so.
+	// TimeSlice and MPS are nil if the GPU is not shared that way.
 	TimeSlice, MPS *Sharing
-	// Withdrawn are the tiers that the policy has no more though something of them is allocated. Their devices are
-	// offered, but not to be allocated.
+	// Withdrawn are tiers that the policy no longer has, but that still have allocations. Their devices are published, but cannot
+	// be allocated.
 	Withdrawn gpu.Tiers
-	// NoPartitions, NoTimeSlice and NoMPS say why a tier of the policy is not offered; empty where it is, or where the
-	// policy has none.
+	// NoPartitions, NoTimeSlice and NoMPS are why a tier of the policy is not offered; empty if it is, or if the policy does not
+	// have it.
 	NoPartitions, NoTimeSlice, NoMPS string
 	// Uncounted reports that the cluster drops the counters of the GPU.
 	Uncounted bool
-	// NotShared says why partitions are not shared as the policy wants.
+	// NotShared is why partitions are not shared as the policy wants.
 	NotShared []string
-	// Health is what is done when the GPU is unhealthy.
+	// Health configures the handling of an unhealthy GPU.
 	Health Health
-	// WantsMIG is the MIG mode for which an idle GPU is reset; nil where its mode is taken as found.
+	// WantsMIG is the MIG mode to which an idle GPU is reset; nil to leave its mode.
 	WantsMIG *bool
-	// Publish is what slices carry of the GPU.
+	// Publish selects the GPU's attributes and counters in slices.
 	Publish Publish
 }
 
-// Publish is what slices carry of a GPU.
+// Publish selects a GPU's attributes and counters in slices.
 type Publish struct {
-	// Attributes that partitions carry in addition, OmitAttributes those that they do not; by name.
+	// Attributes that partitions have in addition, and OmitAttributes that they lack; by name.
 	Attributes, OmitAttributes []string
-	// Counters are those of amounts that the GPU has, for quotas.
+	// Counters are the published amounts of the GPU, for quotas.
 	Counters []string
 }
 
-// Health is what is done when a GPU is unhealthy.
+// Health configures the handling of an unhealthy GPU.
 type Health struct {
 	// Effect of the taint on its devices: "NoSchedule", "NoExecute", or "None", which only reports; empty for "NoSchedule".
 	Effect string
@@ -97,12 +97,12 @@ type Health struct {
 	IgnoreXIDs []int
 }
 
-// MIGMode is how a GPU's partitions come to be; its values are those of a policy's mig.mode.
+// MIGMode is how a GPU is partitioned; its values are those of a policy's mig.mode.
 type MIGMode string
 
 // The modes.
 const (
-	// OnDemand: a partition is created when a claim needs it and destroyed after.
+	// OnDemand: a partition is created for a claim and destroyed afterwards.
 	OnDemand MIGMode = "onDemand"
 	// Layout: the GPU is kept partitioned in one way, ahead of claims.
 	Layout MIGMode = "layout"
@@ -110,25 +110,25 @@ const (
 	Existing MIGMode = "existing"
 )
 
-// PartitionOffer is which partitions of a GPU are offered.
+// PartitionOffer is the offered partitions of a GPU.
 type PartitionOffer struct {
 	Mode MIGMode
 	// Profiles are the IDs of those offered OnDemand; nil for the whole catalog.
 	Profiles []int
-	// Places of a Layout, or those of the partitions that are there in mode Existing: no others are offered.
+	// Places of a Layout, or of the partitions found in mode Existing: no others are offered.
 	Places []gpu.Place
-	// DisableWhenIdle has MIG mode switched off once the last partition is destroyed.
+	// DisableWhenIdle switches MIG mode off once the last partition is destroyed.
 	DisableWhenIdle bool
-	// Kept are places that are allocated and that the policy has no more: offered, withdrawn.
+	// Kept are allocated places that the policy no longer has: offered as withdrawn.
 	Kept []gpu.Place
 	// Shared are the profiles and ways in which partitions are shared, in order of the policy. OnDemand they need not be among
 	// Profiles.
 	Shared []PartitionSharing
-	// KeptShared are places of shared partitions that are allocated and that the policy has no more: offered, withdrawn.
+	// KeptShared are allocated places of shared partitions that the policy no longer has: offered as withdrawn.
 	KeptShared []gpu.SharedPlace
 }
 
-// NoPlaces is an offer of nothing new: of partitions that are allocated and that go when they are released.
+// NoPlaces is an offer of nothing new: only of allocated partitions, until they are released.
 func NoPlaces(kept []gpu.Place) *PartitionOffer {
 	return &PartitionOffer{Mode: OnDemand, Profiles: []int{}, Kept: kept}
 }
@@ -151,7 +151,7 @@ func (o *PartitionOffer) offersShared(at gpu.SharedPlace) bool {
 	return o.HasShared(at) || slices.Contains(o.KeptShared, at)
 }
 
-// PartitionMode is how the GPU's partitions come to be; empty where it has none to offer.
+// PartitionMode is how the GPU is partitioned; empty if it offers no partitions.
 func (o *Offer) PartitionMode() MIGMode {
 	if o.Partitions == nil {
 		return ""
@@ -197,8 +197,8 @@ func (o *Offer) IsWithdrawn(s gpu.Shape) bool {
 // Shapes are all that a GPU with this offer offers now: the whole GPU, then shared devices, then partitions in order of
 // size, profile ID and start, each followed by the ways in which it is shared.
 //
-// Where the MIG mode changes without a reset, a GPU offers everything and the mode follows what is allocated. Where it
-// needs a reset, which is the admin's to do, the mode that is found decides: partitions or the whole GPU.
+// If the MIG mode changes without a reset, a GPU offers everything and the mode follows allocations. If it needs a reset, which is
+// up to the admin, the current mode decides: partitions or the whole GPU.
 func (o *Offer) Shapes(g *gpu.GPU) []gpu.Shape {
 	var shapes []gpu.Shape
 	if g.CanBeWhole() {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// partitions are those that a GPU offers by a rule, or why it offers none.
+// partitions returns a GPU's offer of partitions under a rule, or why there are none.
 func partitions(r *v1alpha1.Rule, g *gpu.GPU, caps Capabilities) (*PartitionOffer, string) {
 	offer := &PartitionOffer{Mode: MIGMode(r.MIG.ModeOfUse())}
 	if why := noPartitions(g, offer.Mode); why != "" && asksForPartitions(r) {
@@ -46,13 +46,13 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, caps Capabilities) (*PartitionOffe
 	return offer, ""
 }
 
-// placesInUse are those of the partitions that exist, and of those that are allocated.
+// placesInUse are the places of existing and of allocated partitions.
 func placesInUse(g *gpu.GPU, caps Capabilities) []gpu.Place {
 	allocated := caps.allocated(g)
 	return append(caps.partitions(g), allocated.AllPlaces()...)
 }
 
-// profiles are the IDs of those that a rule offers on demand, nil for the whole catalog, or why it offers none.
+// profiles are the IDs of the profiles that a rule offers on demand, nil for the whole catalog, or why it offers none.
 func profiles(r *v1alpha1.Rule, g *gpu.GPU) (ids []int, why string) {
 	if r.MIG != nil && r.MIG.Profiles != nil {
 		for _, name := range r.MIG.Profiles {
@@ -82,10 +82,10 @@ func profiles(r *v1alpha1.Rule, g *gpu.GPU) (ids []int, why string) {
 	return ids, ""
 }
 
-// allOmitted is why a GPU offers no partitions of a catalog of which nothing is left.
+// allOmitted is why a GPU offers no partitions if every profile is omitted.
 const allOmitted = "publish.omitProfiles names every profile: leave mig out of tiers"
 
-// omittedProfiles are the names of those that a rule does not offer on demand.
+// omittedProfiles are the names of the profiles that a rule does not offer on demand.
 func omittedProfiles(r *v1alpha1.Rule) []string {
 	if r.Publish == nil {
 		return nil
@@ -93,9 +93,9 @@ func omittedProfiles(r *v1alpha1.Rule) []string {
 	return r.Publish.OmitProfiles
 }
 
-// wantsMIG is the MIG mode for which an idle GPU is reset by a rule, nil where its mode is taken as found. The rule wants
-// partitions or whole GPUs: one that wants both is no valid rule. A guest can often not reset a GPU that is passed through to it
-// ("reset not supported": NVIDIA/gpu-operator#1606); from Hopper on it has no need to.
+// wantsMIG is the MIG mode to which a rule resets an idle GPU; nil to leave its mode. The rule wants either partitions or whole
+// GPUs: both would be invalid. A guest can often not reset a GPU that is passed through to it ("reset not supported":
+// NVIDIA/gpu-operator#1606); from Hopper on it need not.
 func wantsMIG(r *v1alpha1.Rule, g *gpu.GPU) *bool {
 	if !r.MIG.ChangesMode() || !g.MIG.Capable || !g.MIG.NeedsReset || g.MIG.Fixed || g.Virtualization == gpu.PassThrough {
 		return nil
@@ -104,8 +104,8 @@ func wantsMIG(r *v1alpha1.Rule, g *gpu.GPU) *bool {
 	return &wants
 }
 
-// InMIGMode is a node as it has to be for a policy: GPUs that offer partitions alone are in MIG mode where changing that needs a
-// reset. devices are the names of those that are not yet, and that their admin has to change.
+// InMIGMode returns a node in the MIG modes that a policy requires: GPUs that offer only partitions are in MIG mode, if that needs
+// a reset. devices are the names of those that the admin has yet to change.
 func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices []string) {
 	c := *node
 	c.GPUs = slices.Clone(node.GPUs)
@@ -124,17 +124,17 @@ func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices 
 	return &c, devices
 }
 
-// asksForPartitions reports whether a rule asks for partitions in so many words, and not for all there is.
+// asksForPartitions reports whether a rule explicitly asks for partitions, rather than for all tiers.
 func asksForPartitions(r *v1alpha1.Rule) bool {
 	return slices.Contains(r.Tiers, v1alpha1.TierMIG) || r.MIG != nil
 }
 
-// unlisted reports whether a driver may list the partitions of a board once it is in MIG mode: older ones list none before.
+// unlisted reports whether the driver may list a board's partitions only in MIG mode, as older ones do.
 func unlisted(g *gpu.GPU) bool {
 	return g.MIG.Capable && g.MIG.NeedsReset && !g.MIG.Enabled && !g.MIG.Fixed && len(g.MIG.Catalog()) == 0
 }
 
-// noPartitions says why a board can have no partitions; empty where it can.
+// noPartitions returns why a board cannot have partitions; empty if it can.
 func noPartitions(g *gpu.GPU, mode MIGMode) string {
 	switch {
 	case !g.MIG.Capable:
@@ -163,7 +163,7 @@ func layout(counts map[string]int32, g *gpu.GPU) ([]gpu.ProfileCount, error) {
 	return want, nil
 }
 
-// profile is the one of a board's catalog that has a name, or nil.
+// profile returns the profile with a name from a board's catalog, or nil.
 func profile(g *gpu.GPU, name string) *gpu.Profile {
 	for i := range g.MIG.Profiles {
 		if p := &g.MIG.Profiles[i]; p.Name == name && p.InCatalog() {
@@ -173,7 +173,7 @@ func profile(g *gpu.GPU, name string) *gpu.Profile {
 	return nil
 }
 
-// lacks says that a board has no profile of a name, and which it has.
+// lacks reports that a board has no profile of a name, and lists its profiles.
 func lacks(g *gpu.GPU, name string) string {
 	return fmt.Sprintf("%s has no profile %s: it has %s", g.ProductName, name, strings.Join(g.MIG.Catalog(), ", "))
 }

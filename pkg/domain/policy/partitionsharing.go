@@ -15,11 +15,11 @@ type PartitionSharing struct {
 	ProfileID int
 	Share     gpu.Share
 	Sharing   Sharing
-	// Withdrawn reports that the policy has it no more: it is that of places that are Kept.
+	// Withdrawn reports that the policy no longer has it: only Kept places use it.
 	Withdrawn bool
 }
 
-// sharing is how partitions of a profile are shared in a way, or nil.
+// sharing returns the sharing of a profile in one way, or nil.
 func (o *PartitionOffer) sharing(profileID int, by gpu.Share) *PartitionSharing {
 	i := slices.IndexFunc(o.Shared, func(s PartitionSharing) bool { return s.ProfileID == profileID && s.Share == by })
 	if i < 0 {
@@ -34,8 +34,7 @@ func (o *PartitionOffer) HasShared(at gpu.SharedPlace) bool {
 	return s != nil && !s.Withdrawn && (o.Mode == OnDemand || slices.Contains(o.Places, at.Place))
 }
 
-// KeepShared has a shared partition offered, withdrawn, unless the policy has it. sharing is how it is shared where the
-// policy has nothing to say.
+// KeepShared offers a shared partition as withdrawn, unless the policy has it. sharing applies if the policy does not define it.
 func (o *PartitionOffer) KeepShared(at gpu.SharedPlace, sharing *Sharing) {
 	if sharing == nil || o.HasShared(at) || slices.Contains(o.KeptShared, at) {
 		return
@@ -46,8 +45,8 @@ func (o *PartitionOffer) KeepShared(at gpu.SharedPlace, sharing *Sharing) {
 	}
 }
 
-// partitionSharing is how the partitions of a GPU are shared by a rule, in order of the rule and of gpu.Shares, and why some
-// are not.
+// partitionSharing returns how a rule shares the partitions of a GPU, in order of the rule and of gpu.Shares, and why some are not
+// shared.
 func partitionSharing(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) (all []PartitionSharing, problems []string) {
 	if r.MIG == nil {
 		return nil, nil
@@ -56,7 +55,7 @@ func partitionSharing(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabil
 		s := &r.MIG.Share[i]
 		p := profile(g, s.Profile)
 		if p == nil {
-			continue // which Check reports
+			continue // reported by Check
 		}
 		if s.TimeSlice != nil {
 			sharing, why := timeSlice(s.TimeSlice, target{g, p}, caps)
@@ -78,7 +77,7 @@ func appendSharing(all []PartitionSharing, problems []string, p *gpu.Profile, by
 	return append(all, PartitionSharing{ProfileID: p.ID, Share: by, Sharing: *sharing}), problems
 }
 
-// keepShared has the shared partitions offered that are allocated and that the policy has no more.
+// keepShared offers allocated shared partitions that the policy no longer has.
 func (o *Offer) keepShared(all []gpu.SharedPlace, node *gpu.Node, g *gpu.GPU) {
 	for _, at := range all {
 		i := slices.IndexFunc(g.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == at.ProfileID })
@@ -95,7 +94,7 @@ func (o *Offer) keepShared(all []gpu.SharedPlace, node *gpu.Node, g *gpu.GPU) {
 	}
 }
 
-// checkShares holds a rule's shared partitions against a board. The errors start with the field.
+// checkShares validates a rule's shared partitions against a board. The errors start with the field.
 func checkShares(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG == nil {
 		return nil
@@ -126,7 +125,7 @@ func checkShares(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	return errs
 }
 
-// checkCores refuses shares of a partition that are less than one of its multiprocessors, which MPS cannot divide.
+// checkCores rejects shares of a partition that are less than one multiprocessor, which MPS cannot divide.
 func checkCores(p *v1alpha1.MPSPolicy, profile *gpu.Profile) error {
 	if p == nil || profile.Multiprocessors == 0 {
 		return nil

@@ -13,30 +13,30 @@ import (
 
 // Capabilities describes what the node supports beyond its GPUs.
 type Capabilities struct {
-	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
+	// MPS is nil if a supervisor runs that starts MPS servers, or why there is none.
 	MPS error
-	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
+	// Shares is nil if the cluster can count shares of GPUs, or why it cannot.
 	Shares error
-	// SharesBeside is nil where the cluster counts shares together with what else a GPU offers, else it says why it does not: GPUs
-	// are shared then only where they offer nothing else.
+	// SharesBeside is nil if the cluster counts shares together with other devices of a GPU, or why it does not: then GPUs are
+	// shared only if they offer nothing else.
 	SharesBeside error
-	// Counters is nil where the cluster keeps the counters by which devices of a GPU exclude each other, else it says why it
-	// does not: each GPU then offers one tier, of devices that can all be allocated at once.
+	// Counters is nil if the cluster keeps the counters through which devices of a GPU exclude each other, or why it does not: then
+	// each GPU offers one tier, of devices that can all be allocated at once.
 	Counters error
-	// Allocated reports what is allocated of a GPU now: what the policy has no more stays published until they are gone, as the
-	// scheduler forgets what devices consume that are gone. nil: nothing.
+	// Allocated returns a GPU's current allocations: their devices stay published even if the policy no longer has them, because
+	// the scheduler forgets the consumption of devices that are no longer published. nil: none.
 	Allocated func(g *gpu.GPU) gpu.Allocated
-	// Partitions are the places of those that exist and can be offered: a GPU in mode existing offers just them, and a
-	// layout is laid over them where it can be. nil: none.
+	// Partitions are the places of existing partitions that can be offered: a GPU in mode existing offers just them, and a layout
+	// reuses them where possible. nil: none.
 	Partitions func(g *gpu.GPU) []gpu.Place
-	// Layout are the places in which the layout of a GPU was offered before, over boots: it stays there where nothing that exists
-	// or is allocated is in the way. nil: none.
+	// Layout are the places at which the layout of a GPU was offered before, across boots: it stays there unless existing or
+	// allocated partitions are in the way. nil: none.
 	Layout func(g *gpu.GPU) []gpu.Place
-	// CgroupMemory reports of a GPU whether the driver can hold a container to an amount of its memory.
+	// CgroupMemory reports whether the driver can limit a container's memory on a GPU.
 	CgroupMemory func(g *gpu.GPU) bool
 }
 
-// allocated is what is allocated of a GPU.
+// allocated returns the allocations of a GPU.
 func (m Capabilities) allocated(g *gpu.GPU) gpu.Allocated {
 	if m.Allocated == nil {
 		return gpu.Allocated{}
@@ -44,7 +44,7 @@ func (m Capabilities) allocated(g *gpu.GPU) gpu.Allocated {
 	return m.Allocated(g)
 }
 
-// partitions are the places of the partitions that exist on a GPU, in order of start.
+// partitions are the places of the existing partitions of a GPU, in order of start.
 func (m Capabilities) partitions(g *gpu.GPU) []gpu.Place {
 	if m.Partitions == nil {
 		return nil
@@ -54,7 +54,7 @@ func (m Capabilities) partitions(g *gpu.GPU) []gpu.Place {
 	return places
 }
 
-// layout are the places in which the layout of a GPU was offered before.
+// layout are the places at which the layout of a GPU was offered before.
 func (m Capabilities) layout(g *gpu.GPU) []gpu.Place {
 	if m.Layout == nil {
 		return nil
@@ -62,8 +62,8 @@ func (m Capabilities) layout(g *gpu.GPU) []gpu.Place {
 	return m.Layout(g)
 }
 
-// Apply returns what the GPUs of a node offer by a policy, as far as the means allow. What cannot be offered is left out and
-// the reason given: a policy that contradicts the boards is for Check to find.
+// Apply returns the offers of a node's GPUs under a policy, as far as its capabilities allow. Anything impossible is left out, with
+// the reason: finding contradictions between policy and boards is up to Check.
 func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, caps Capabilities) *Node {
 	offered := &Node{Node: node, Offers: make([]Offer, 0, len(node.GPUs))}
 	for i := range node.GPUs {
@@ -74,7 +74,7 @@ func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, caps Capabilities) *Node {
 	return offered
 }
 
-// find is the first rule that matches a GPU and its index, or one that says nothing, of index -1.
+// find returns the first rule that matches a GPU, with its index, or an empty rule of index -1.
 func find(p *v1alpha1.NodePolicy, g *gpu.GPU) (int, *v1alpha1.Rule) {
 	for i := range p.Rules {
 		if matches(p.Rules[i].Match, g) {
@@ -96,7 +96,7 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 			return err == nil && g.PCIDeviceID != 0 && n == uint64(g.PCIDeviceID)
 		})) &&
 		(len(m.PCIAddresses) == 0 || slices.ContainsFunc(m.PCIAddresses, func(a string) bool {
-			pci, err := gpu.ParsePCIAddress(a) // NVML, and so nvidia-smi, words it in another way than sysfs
+			pci, err := gpu.ParsePCIAddress(a) // NVML, and so nvidia-smi, formats it differently from sysfs
 			return err == nil && pci == g.PCI
 		})) &&
 		inRange(m.Memory, g)
@@ -129,7 +129,7 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) Of
 // listsPartitions reports whether partitions are among some tiers.
 func listsPartitions(tiers []v1alpha1.Tier) bool { return slices.Contains(tiers, v1alpha1.TierMIG) }
 
-// offerTiers is what a GPU offers of some tiers, and what is allocated of it.
+// offerTiers is the offer of a GPU for some tiers, and of its allocated devices.
 func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, tiers []v1alpha1.Tier) Offer {
 	allocated := caps.allocated(g)
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
@@ -177,14 +177,14 @@ func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities,
 	return offer
 }
 
-// isPartitioned reports whether a GPU has partitions that another manager created and the policy offers as they are. The
-// GPU stays in MIG mode as long as they are there, so it cannot be allocated whole or shared, and publishing it as such,
-// tainted, would have those who count devices by type count it.
+// isPartitioned reports whether a GPU has partitions that another manager created and the policy offers as they are. The GPU stays
+// in MIG mode while they exist, so it cannot be allocated whole or shared, and publishing it as such, even tainted, would distort
+// counts of devices by type.
 func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, caps Capabilities) bool {
 	return r.MIG.ModeOfUse() == v1alpha1.MIGExisting && len(caps.partitions(g)) > 0
 }
 
-// health is what a policy says of unhealthy GPUs.
+// health converts a policy's handling of unhealthy GPUs.
 func health(p *v1alpha1.HealthPolicy) Health {
 	if p == nil {
 		return Health{}
@@ -196,7 +196,7 @@ func health(p *v1alpha1.HealthPolicy) Health {
 	return h
 }
 
-// publish is what a policy says of slices.
+// publish converts a policy's settings of slices.
 func publish(p *v1alpha1.PublishPolicy) Publish {
 	if p == nil {
 		return Publish{}

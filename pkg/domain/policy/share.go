@@ -2,30 +2,30 @@
 
 package policy
 
-// Sharing is what a shared GPU or partition has of everything, and how it is cut. Nothing holds a claim to its part but what
+// Sharing is the totals of a shared GPU or partition, and how they are divided. Claims are limited to their part only as
 // Enforcement says.
 type Sharing struct {
-	// Shares is how many claims have it at once.
+	// Shares is the maximum number of concurrent claims.
 	Shares int64
-	// Memory in bytes; Total is zero where the board does not report its memory.
+	// Memory in bytes; Total is zero if the board does not report its memory.
 	Memory Cut
-	// Cores in percent of the multiprocessors; Total is zero where they are not cut.
+	// Cores in percent of the multiprocessors; Total is zero if they are not divided.
 	Cores Cut
 	// SharedMemory is the size in bytes of the /dev/shm that clients of an MPS server share.
 	SharedMemory int64
 	Enforcement  Enforcement
-	// Interval of time slices, and Priority of MPS clients, for claims that ask for none; their values are those of a
-	// policy's timeSlice.interval and mps.priority. Empty for what the driver does by itself.
+	// Interval of time slices, and Priority of MPS clients, for claims that request none; their values are those of a policy's
+	// timeSlice.interval and mps.priority. Empty for the driver's default.
 	Interval, Priority string
 }
 
-// Cut is an amount that shares take parts of: Default where a claim does not say, else Minimum and whole steps more.
+// Cut is an amount that shares divide: Default for a claim without an amount, otherwise Minimum plus whole steps.
 type Cut struct {
 	Total, Default, Minimum, Step int64
 }
 
-// NewCut cuts a total into a number of equal parts by default, rounded down to a step so that as many fit. It is empty
-// where not even the minimum is there.
+// NewCut divides a total into a number of equal parts by default, rounded down to a step so that all fit. It is empty if the total
+// is below the minimum.
 func NewCut(total int64, parts int64, minimum, step int64) Cut {
 	if total < minimum {
 		return Cut{}
@@ -37,15 +37,15 @@ func NewCut(total int64, parts int64, minimum, step int64) Cut {
 	return c
 }
 
-// Enforcement is what holds a claim to its memory; its values are those of the attribute "memoryEnforcement".
+// Enforcement is how a claim is limited to its memory; its values are those of the attribute "memoryEnforcement".
 type Enforcement string
 
-// What holds a claim to its memory.
+// How a claim is limited to its memory.
 const (
-	// NotEnforced: the scheduler counts, nothing stops a process from taking more.
+	// NotEnforced: the scheduler counts, but nothing stops a process from using more.
 	NotEnforced Enforcement = "none"
-	// EnforcedPerProcess: MPS refuses a process more than the limit; each process of a container has the limit to itself.
+	// EnforcedPerProcess: MPS limits each process of a container separately.
 	EnforcedPerProcess Enforcement = "process"
-	// EnforcedPerCgroup: the driver refuses a container more than its part.
+	// EnforcedPerCgroup: the driver limits the container as a whole.
 	EnforcedPerCgroup Enforcement = "cgroup"
 )

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// target is what is shared: a GPU, or a partition of it.
+// target is a shared GPU or partition.
 type target struct {
 	gpu     *gpu.GPU
 	profile *gpu.Profile // of a partition; nil for the whole GPU
@@ -28,7 +28,7 @@ func (t target) String() string {
 	return "GPU"
 }
 
-// memory in bytes; zero where the board does not report it.
+// memory in bytes; zero if the board does not report it.
 func (t target) memory() int64 {
 	switch {
 	case t.profile != nil:
@@ -48,7 +48,7 @@ func (t target) leastCores() int64 {
 	return t.profile.LeastCores()
 }
 
-// timeSlice is how a GPU or partition is shared in time, or why it is not.
+// timeSlice returns how a GPU or partition is time-sliced, or why it is not.
 func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, caps Capabilities) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.TimeSlicePolicy{}
@@ -70,7 +70,7 @@ func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, caps Capabilities) (*Shari
 	return s, ""
 }
 
-// mps is how a GPU or partition is shared by an MPS server, or why it is not.
+// mps returns how a GPU or partition is shared by MPS, or why it is not.
 func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, caps Capabilities) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.MPSPolicy{}
@@ -92,23 +92,23 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, caps Capabilities) (*S
 	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
 		return nil, why
 	}
-	// A server of a partition has the same limits, but that it keeps its clients to them has not been seen on a real one.
+	// A partition's server has the same limits, but their enforcement has not been verified on real hardware.
 	if s.Memory.Total > 0 && t.profile == nil {
 		s.Enforcement = EnforcedPerProcess
 	}
 	return s, ""
 }
 
-// MPS limits the memory and multiprocessors of clients from Volta on; it takes 48 clients a device, and 60 from driver
-// release 590 on (NVIDIA MPS documentation, "Limitations").
+// MPS limits the memory and multiprocessors of clients from Volta on; it accepts 48 clients per device, and 60 from driver release
+// 590 on (NVIDIA MPS documentation, "Limitations").
 const (
 	voltaMajor        = 7
 	mpsClientsBefore  = 48
 	mpsClientsRelease = 590
 )
 
-// mpsClients is how many clients MPS takes on a GPU or partition, or why it cannot be used. On a partition they are fewer in
-// proportion to its compute slices (NVIDIA MIG user guide, "CUDA Concurrency Mechanisms").
+// mpsClients is the number of clients that MPS accepts on a GPU or partition, or why it cannot be used. On a partition it is
+// proportional to its compute slices (NVIDIA MIG user guide, "CUDA Concurrency Mechanisms").
 func mpsClients(node *gpu.Node, t target) (clients int64, why string) {
 	g := t.gpu
 	if g.ComputeCapability == nil || g.ComputeCapability.Major < voltaMajor {
@@ -129,14 +129,14 @@ func mpsClients(node *gpu.Node, t target) (clients int64, why string) {
 	return max(1, clients*int64(t.profile.ComputeSlices)/int64(most)), ""
 }
 
-// hasMemory reports whether the board says how much memory it has.
+// hasMemory reports whether the board reports its memory.
 func hasMemory(g *gpu.GPU) bool {
 	const notAvailable = 1 << 62 // all ones is NVML's "not available"
 	return g.Memory != nil && *g.Memory <= notAvailable
 }
 
-// memory cuts the memory of a GPU or partition, or says why that cannot be done as the policy wants: shares whose memory
-// nobody counts would be worse than none. It is empty where the board does not report its memory.
+// memory divides the memory of a GPU or partition, or returns why it cannot as the policy wants: shares with uncounted memory would
+// be worse than none. It is empty if the board does not report its memory.
 func memory(c *v1alpha1.MemoryCut, t target, shares int64) (Cut, string) {
 	total := t.memory()
 	if total == 0 {
@@ -155,8 +155,8 @@ func memory(c *v1alpha1.MemoryCut, t target, shares int64) (Cut, string) {
 	return cut, ""
 }
 
-// cores cuts the multiprocessors. A percentage of a partition may be less than one multiprocessor, so without a minimum of
-// the policy's it is the least step that is one.
+// cores divides the multiprocessors. A percentage of a partition may be less than one multiprocessor, so the default minimum is the
+// least step that is at least one.
 func cores(c *v1alpha1.CoreCut, shares int64, t target) Cut {
 	if c == nil {
 		c = &v1alpha1.CoreCut{}

@@ -9,10 +9,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// uncounted is what a GPU offers in a cluster that drops counters, of the tiers of its rule: the first one of which all devices
-// can be allocated at once, along with what is allocated of the GPU. Without counters the scheduler would allocate each of them,
-// whatever else of the GPU is allocated. Where no tier is so, nothing is offered but what is allocated, which must not be
-// allocated a second time either: it is withdrawn.
+// uncounted is the offer of a GPU in a cluster that drops counters: the first tier of its rule whose devices can all be allocated
+// at once, along with existing allocations. Without counters the scheduler would allocate each of them, regardless of other
+// allocations of the GPU. If there is no such tier, only allocated devices are offered, and as withdrawn, so that they are not
+// allocated a second time.
 func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, tiers []v1alpha1.Tier) Offer {
 	why, all := caps.Counters.Error(), g.Counters()
 	for _, tier := range v1alpha1.Tiers() {
@@ -32,7 +32,7 @@ func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, 
 	return offer.saysUncounted(tiers, "", why)
 }
 
-// saysUncounted adds why tiers other than the one that is offered are not.
+// saysUncounted adds the reason why all tiers but the offered one are not offered.
 func (o Offer) saysUncounted(tiers []v1alpha1.Tier, offered v1alpha1.Tier, why string) Offer {
 	say := func(tier v1alpha1.Tier, note *string) {
 		if tier != offered && slices.Contains(tiers, tier) && *note == "" {
