@@ -7,14 +7,14 @@ import "math"
 // maxAmount bounds the memory of a profile, so that sums of it do not overflow.
 const maxAmount = 1 << 53
 
-// Counters of amounts, by which quotas charge claims. They constrain nothing.
+// Counters of amounts, which quotas charge. They do not constrain allocation.
 const (
 	CounterMemory          = "memory"
 	CounterMultiprocessors = "multiprocessors"
 )
 
-// AmountCounters are counters of the amounts that the whole GPU has, in a fixed order; what is not known is left out. No
-// partitions that fit alongside each other take more: the driver rounds their memory, so its sum may exceed the GPU's.
+// AmountCounters are counters of the whole GPU's amounts, in a fixed order; unknown ones are left out. They cover any partitions
+// that fit together: the driver rounds their memory, so its sum may exceed the GPU's.
 func (g *GPU) AmountCounters() []Counter {
 	memory := g.MIG.most(func(p *Profile) int { return int(min(p.Memory, maxAmount)) }, none, 0)
 	if g.Memory != nil && *g.Memory <= math.MaxInt64 {
@@ -30,8 +30,8 @@ func (g *GPU) AmountCounters() []Counter {
 	return counters
 }
 
-// Coexist reports whether shapes of one GPU can all be allocated at once, so that nothing needs to be counted. all are the
-// GPU's counters.
+// Coexist reports whether shapes of one GPU can all be allocated at once, so that no counters are needed. all are the GPU's
+// counters.
 func Coexist(shapes []Shape, all []Counter) bool {
 	left := map[string]int64{}
 	for _, c := range all {

@@ -7,7 +7,7 @@ import "strconv"
 // ComputeMode is how many processes may use a GPU for computing (nvml.h, NVML_COMPUTEMODE_*).
 type ComputeMode int
 
-// The compute modes. That of one thread (1) is gone from drivers.
+// The compute modes. Drivers have dropped that of one thread (1).
 const (
 	// ComputeDefault lets any number of processes use the GPU.
 	ComputeDefault ComputeMode = 0
@@ -17,7 +17,7 @@ const (
 	ComputeExclusive ComputeMode = 3
 )
 
-// String is the name that nvidia-smi has for the mode.
+// String is nvidia-smi's name of the mode.
 func (m ComputeMode) String() string {
 	switch m {
 	case ComputeDefault:

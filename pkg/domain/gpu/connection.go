@@ -4,12 +4,12 @@ package gpu
 
 import "strconv"
 
-// Way is how near two GPUs are to each other, in the words of `nvidia-smi topo -m`.
+// Way is the kind of connection between two GPUs, in the terms of `nvidia-smi topo -m`.
 type Way string
 
 // The ways, the nearest first.
 const (
-	// SameGPU: there is no way to go.
+	// SameGPU: both are the same GPU.
 	SameGPU Way = "X"
 	// ByNVLink: over a number of NVLinks, direct or through NVSwitches.
 	ByNVLink Way = "NV"
@@ -23,11 +23,11 @@ const (
 	ByNode Way = "NODE"
 	// BySystem: from one NUMA node to another.
 	BySystem Way = "SYS"
-	// UnknownWay: the platform does not report where the GPUs sit, as in many virtual machines.
+	// UnknownWay: the platform does not report the GPUs' positions, as in many virtual machines.
 	UnknownWay Way = "?"
 )
 
-// Connected is the nearest way between two GPUs.
+// Connected is the closest connection between two GPUs.
 type Connected struct {
 	Way Way
 	// Links is the number of NVLinks; zero for other ways.
@@ -53,8 +53,8 @@ func Connection(a, b *GPU) Connected {
 	return Connected{Way: wayOverPCIe(a, b)}
 }
 
-// linksBetween is the number of NVLinks by which two GPUs are joined. Where they report different numbers, as when a link has
-// just gone down, it is the smaller one; a GPU whose links do not report where they lead has none of its own to report.
+// linksBetween is the number of NVLinks between two GPUs. If they report different numbers, as when a link has just gone down, it
+// is the smaller one; a GPU whose links do not report their remote ends reports none.
 func linksBetween(a, b *GPU) int {
 	if !a.linked() || !b.linked() {
 		return 0
@@ -106,7 +106,7 @@ func wayOverPCIe(a, b *GPU) Way {
 	case *a.NUMANode != *b.NUMANode:
 		return BySystem
 	case len(a.PCIePath) == 0 || len(b.PCIePath) == 0:
-		return UnknownWay // of one NUMA node, so anything up to ByNode
+		return UnknownWay // same NUMA node, so anything up to ByNode
 	default:
 		return ByNode
 	}

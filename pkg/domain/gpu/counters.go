@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Counter is something a GPU has a number of and shapes consume. Two shapes that together need more than there is
-// exclude each other; the scheduler keeps the count (KEP-4815).
+// Counter is a countable resource of a GPU that shapes consume. Two shapes that together need more than available exclude each
+// other; the scheduler keeps the count (KEP-4815).
 type Counter struct {
 	Name  string
 	Value int64
 }
 
-// engine is a kind of engine that partitions take a number of and cannot share.
+// engine is a kind of engine that partitions cannot share.
 type engine struct {
 	counter string
 	of      func(*Profile) int
@@ -30,11 +30,10 @@ var engines = []engine{
 	{"ofa-engines", func(p *Profile) int { return p.OFAEngines }},
 }
 
-// Counters are what the whole GPU has, in a fixed order. They hold what really constrains the board and no more, as
-// every counter costs the scheduler time: one for each placement unit that is not always taken together with another; one
-// for each kind of engine, and for each profile with a greatest number of instances, that could be exceeded without. A
-// GPU of which nothing but the
-// whole can be had has a single one.
+// Counters are those of the whole GPU, in a fixed order. They include only real constraints of the board, as every counter costs
+// the scheduler time: one for each placement unit that is not always used together with another; one for each kind of engine, and
+// for each profile's maximum of instances, that could otherwise be exceeded. A GPU that can only be allocated whole has a single
+// one.
 func (g *GPU) Counters() []Counter {
 	if len(g.MIG.offered()) == 0 {
 		return []Counter{{Name: "gpu", Value: 1}}
@@ -54,11 +53,10 @@ func (g *GPU) Counters() []Counter {
 	return counters
 }
 
-// Consumes is what a shape takes of its GPU's counters; zeros are left out.
+// Consumes is a shape's consumption of its GPU's counters, without zeros.
 func (s Shape) Consumes() []Counter { return s.ConsumesOf(s.GPU.Counters()) }
 
-// ConsumesOf is what a shape takes of its GPU's counters. They cost much to work out: who asks for many shapes of a GPU does
-// it once.
+// ConsumesOf is Consumes with given counters of the GPU. They are expensive to compute: compute them once for many shapes.
 func (s Shape) ConsumesOf(all []Counter) []Counter {
 	if !s.IsPartition() {
 		return all
@@ -89,7 +87,7 @@ const slicePrefix = "slice-"
 func sliceCounter(unit int) string     { return slicePrefix + strconv.Itoa(unit) }
 func profileCounter(p *Profile) string { return "profile-" + strconv.Itoa(p.ID) }
 
-// offered are the profiles of the catalog.
+// offered returns the profiles of the catalog.
 func (m *MIG) offered() []*Profile {
 	var found []*Profile
 	for i := range m.Profiles {
@@ -100,8 +98,7 @@ func (m *MIG) offered() []*Profile {
 	return found
 }
 
-// total is how many engines of a kind the board has: as many as the profile with the most, which is the one that
-// fills the board.
+// total is the board's number of engines of a kind: that of the profile with the most, which fills the board.
 func (m *MIG) total(e engine) int {
 	most := 0
 	for i := range m.Profiles {
@@ -110,7 +107,7 @@ func (m *MIG) total(e engine) int {
 	return most
 }
 
-// scarceUnit reports whether a placement unit needs a counter: not where all that covers it covers another one too.
+// scarceUnit reports whether a placement unit needs a counter: not if every placement that covers it also covers another one.
 func (m *MIG) scarceUnit(unit int) bool {
 	covers := func(p Placement, u int) bool { return p.Overlaps(Placement{Start: u, Size: 1}) }
 	offered := m.offered()
@@ -129,8 +126,8 @@ func (m *MIG) scarceUnit(unit int) bool {
 	return true
 }
 
-// scarceEngines are the kinds of which partitions that fit alongside each other can ask for more than there are, less those
-// that run out only when another kind does.
+// scarceEngines are the kinds that partitions which fit together can exceed, without those that run out only together with another
+// kind.
 func (m *MIG) scarceEngines() []engine {
 	var scarce []engine
 	for _, e := range engines {
@@ -148,7 +145,7 @@ func (m *MIG) scarceEngines() []engine {
 	return scarce
 }
 
-// scarceProfiles are those of which more instances fit by placement and engines than the board takes.
+// scarceProfiles are those for which placement and engines allow more instances than the board does.
 func (m *MIG) scarceProfiles() []*Profile {
 	var scarce []*Profile
 	for _, p := range m.offered() {
@@ -170,10 +167,10 @@ func (m *MIG) scarceProfiles() []*Profile {
 	return scarce
 }
 
-// none is the weight of what does not count.
+// none is the zero weight.
 func none(*Profile) int { return 0 }
 
-// most is the greatest sum of a weight over partitions that do not overlap and together spend no more than a budget.
+// most is the greatest sum of a weight over partitions that do not overlap and together stay within a budget.
 func (m *MIG) most(weight, spend func(*Profile) int, budget int) int {
 	best := make([][]int, m.Slices+1) // best[i][b]: over units 0 to i-1, spending b at most
 	best[0] = make([]int, budget+1)

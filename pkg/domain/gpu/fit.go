@@ -10,19 +10,18 @@ import (
 	"strings"
 )
 
-// ProfileCount is how many partitions of a profile are wanted.
+// ProfileCount is the wanted number of partitions of a profile.
 type ProfileCount struct {
 	ProfileID int
 	Count     int
 }
 
-// Fit finds places for partitions on the board, in order of start; whatever else is there is not looked at. It keeps as
-// many of the preferred places as can be, which are those of partitions that are there already; then it overlaps as few
-// of the others as can be, as those must go first; then it has as many of the earlier places as can be, so that partitions
-// are not moved without a reason; then it fills the board from the top, large partitions first, as OrderShapes does. The
-// same input gives the same places.
+// Fit finds places for partitions on the board, in order of start, regardless of other partitions. It keeps as many of the
+// preferred places as possible, which are those of existing partitions; then it overlaps as few of the others as possible, as those
+// would have to be destroyed first; then it keeps as many of the earlier places as possible, so that partitions do not move
+// needlessly; then it fills the board from the top, large partitions first, like OrderShapes. It is deterministic.
 //
-// Where they do not fit, the error says what would.
+// If they do not fit, the error says what would.
 func (g *GPU) Fit(want []ProfileCount, prefer []Place, earlier ...Place) ([]Place, error) {
 	groups, err := g.groups(want)
 	if err != nil {
@@ -35,7 +34,7 @@ func (g *GPU) Fit(want []ProfileCount, prefer []Place, earlier ...Place) ([]Plac
 	return nil, f.misfit(groups)
 }
 
-// groups are the wanted partitions, large ones first, those of one profile together.
+// groups are the wanted partitions by profile, large ones first.
 func (g *GPU) groups(want []ProfileCount) ([]ProfileCount, error) {
 	counts := map[int]int{}
 	for _, w := range want {
@@ -82,18 +81,18 @@ func (m *MIG) Catalog() []string {
 // fitter searches for places on a board.
 type fitter struct {
 	g *GPU
-	// left is what is left of each of the board's counters.
+	// left is the remainder of each of the board's counters.
 	left []int64
 	// candidates are the places of each profile, by ID, from the top down.
 	candidates map[int][]candidate
 }
 
-// candidate is a place that a partition may take.
+// candidate is a possible place of a partition.
 type candidate struct {
 	place Place
-	// takes are the counters it takes of, by index.
+	// takes is its consumption of counters, by index.
 	takes []int64
-	// preferred places are to be kept; blocked ones overlap some that are not. In earlier ones partitions were before.
+	// preferred places are to be kept; blocked ones overlap places that are not. earlier ones had partitions before.
 	preferred, blocked, earlier bool
 }
 
@@ -119,7 +118,7 @@ func newFitter(g *GPU, prefer, earlier []Place) *fitter {
 	return f
 }
 
-// take takes a candidate's part of the counters, or gives it back; it reports whether there was enough.
+// take consumes a candidate's counters, or returns them; it reports whether they sufficed.
 func (f *fitter) take(c *candidate, times int64) bool {
 	enough := true
 	for i, n := range c.takes {
@@ -135,7 +134,7 @@ type attempt struct {
 	kept, blocked, earlier int
 }
 
-// worse reports whether a choice is no better than another, of which more of the places to be kept and of the earlier ones may come.
+// worse reports whether a choice is no better than another, even with more preferred and earlier places to come.
 func (a attempt) worse(than *attempt, preferred, earlier int) bool {
 	return cmp.Or(cmp.Compare(a.kept+preferred, than.kept), cmp.Compare(than.blocked, a.blocked),
 		cmp.Compare(a.earlier+earlier, than.earlier)) <= 0
@@ -157,7 +156,7 @@ func (f *fitter) fit(groups []ProfileCount) ([]Place, bool) {
 	return best.places, true
 }
 
-// search tries all choices for the groups that are left; those of the first group from a candidate on.
+// search tries all choices for the remaining groups; those of the first group from a candidate on.
 func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **attempt) {
 	if *best != nil {
 		preferred, earlier := 0, 0
@@ -191,7 +190,7 @@ func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **att
 	}
 }
 
-// number is how many places of a profile are of a kind.
+// number is the number of places of a profile that are of a kind.
 func (f *fitter) number(profile int, is func(c *candidate) bool) int {
 	n := 0
 	for i := range f.candidates[profile] {
@@ -207,7 +206,7 @@ func number(b bool) int {
 	return 0
 }
 
-// misfit says that partitions do not fit, which of them do, large ones first, and what fits alongside those.
+// misfit reports that partitions do not fit, which of them do, large ones first, and what else fits.
 func (f *fitter) misfit(groups []ProfileCount) error {
 	var fitting []ProfileCount
 	all := 0
@@ -230,14 +229,14 @@ func (f *fitter) misfit(groups []ProfileCount) error {
 	if all == 1 {
 		do = "does not fit"
 	}
-	if len(fitting) == 0 { // of no profile is there even one, which no board has
+	if len(fitting) == 0 { // not even one of any profile fits, which no board has
 		return errors.New(f.words(groups) + " " + do + " " + article(f.g.ProductName))
 	}
 	return fmt.Errorf("%s %s %s; free after %s: %s", f.words(groups), do, article(f.g.ProductName),
 		f.words(fitting), strings.Join(free, " or "))
 }
 
-// most is how many more partitions of a profile fit alongside others, up to a number.
+// most is the number of partitions of a profile that still fit alongside others, up to a limit.
 func (f *fitter) most(others []ProfileCount, profile, limit int) int {
 	n := 0
 	for n < limit {
@@ -255,7 +254,7 @@ func (f *fitter) most(others []ProfileCount, profile, limit int) int {
 	return n
 }
 
-// words names partitions: "3g.40gb ×2 and 1g.10gb ×1".
+// words formats partitions: "3g.40gb ×2 and 1g.10gb ×1".
 func (f *fitter) words(groups []ProfileCount) string {
 	var each []string
 	for _, w := range groups {
@@ -267,7 +266,7 @@ func (f *fitter) words(groups []ProfileCount) string {
 	return strings.Join(each, "")
 }
 
-// article is a product with "a" or "an".
+// article prefixes a product with "a" or "an".
 func article(product string) string {
 	if product == "" {
 		return "the GPU"

@@ -18,30 +18,30 @@ func (v Version) String() string {
 	return strconv.Itoa(v.Major) + "." + strconv.Itoa(v.Minor)
 }
 
-// Node is what one read of a node's hardware found.
+// Node is the result of reading a node's hardware.
 type Node struct {
 	// DriverVersion as NVML words it, such as "580.95.05" (nvmlSystemGetDriverVersion).
 	DriverVersion string
-	// CUDAVersion is the newest CUDA version the driver serves (nvmlSystemGetCudaDriverVersion_v2).
+	// CUDAVersion is the newest CUDA version the driver supports (nvmlSystemGetCudaDriverVersion_v2).
 	CUDAVersion Version
 	// GPUs in order of PCI address, which outlives reboots and driver reloads; NVML indexes and minors do not.
 	GPUs []GPU
-	// ConfidentialComputing reports that the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState). A driver
-	// has them so only inside a confidential virtual machine, and all of them.
+	// ConfidentialComputing reports that the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState). That is the
+	// case only inside a confidential virtual machine, and for all GPUs.
 	ConfidentialComputing bool
 	// Problems are the GPUs that could not be read. They are left out of GPUs; the rest of the node is served.
 	Problems []Problem
 }
 
-// Problem says why one GPU is not served.
+// Problem is the reason why a GPU is not served.
 type Problem struct {
-	// Index is the NVML index at which the GPU was met.
+	// Index is the GPU's NVML index.
 	Index int
 	Err   error
 }
 
-// GPU is one physical GPU. Pointers and empty strings stand for what the board or the driver does not report:
-// such a value is left out of everything published, never guessed.
+// GPU is one physical GPU. Nil pointers and empty strings stand for values that the board or the driver does not report: these are
+// never guessed, but left out of all publications.
 type GPU struct {
 	PCI   PCIAddress
 	UUID  string // nvmlDeviceGetUUID, "GPU-…"
@@ -52,10 +52,10 @@ type GPU struct {
 	Brand             string
 	Architecture      string
 	ComputeCapability *Version
-	// Memory is what workloads can use, in bytes: the total less what the driver reserves
-	// (nvmlDeviceGetMemoryInfo_v2), or the total where the driver does not say. nil on boards that report none.
+	// Memory is the memory available to workloads, in bytes: the total less the driver's reservation (nvmlDeviceGetMemoryInfo_v2),
+	// or the total if the driver does not report that. nil on boards that report none.
 	Memory *uint64
-	// TotalMemory is what the board has, in bytes, as nvidia-smi shows it (nvmlDeviceGetMemoryInfo_v2, total).
+	// TotalMemory is the board's memory in bytes, as nvidia-smi shows it (nvmlDeviceGetMemoryInfo_v2, total).
 	TotalMemory    *uint64
 	ECC            *bool
 	AddressingMode string // "HMM", "ATS" or "None" (nvmlDeviceGetAddressingMode)
@@ -65,41 +65,41 @@ type GPU struct {
 
 	NVLinks *NVLinks // nil where the board has none
 	Fabric  *Fabric  // nil where the GPU belongs to no NVLink domain of several nodes
-	// FabricState is how far the GPU's registration with its NVLink fabric is; FabricUnsupported where it needs none.
+	// FabricState is the state of the GPU's registration with its NVLink fabric; FabricUnsupported if it needs none.
 	FabricState FabricState
 
 	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not report
 	// NearNUMANodes are the other NUMA nodes of the same socket at the least distance, ascending; most sockets have none.
 	NearNUMANodes []int
-	// PCIePath is the way from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0",
-	// "0000:16:00.0", "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not report.
+	// PCIePath is the path from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0", "0000:16:00.0",
+	// "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not report.
 	PCIePath []string
 	// CPUAffinity are the CPUs near the GPU as sysfs lists them (local_cpulist), such as "0-55,112-167".
 	CPUAffinity string
 
-	// Virtualization is how the GPU reached a virtual machine.
+	// Virtualization is how the GPU is made available to a virtual machine.
 	Virtualization Virtualization
 
 	MIG MIG
 }
 
-// Virtualization is NVML_GPU_VIRTUALIZATION_MODE_* as far as GPUs that are served have it.
+// Virtualization is NVML_GPU_VIRTUALIZATION_MODE_*, limited to the modes of served GPUs.
 type Virtualization int
 
-// GPUs of hosts have none. PassThrough: the guest has the physical GPU. VGPU: it has a part that the host cut.
+// GPUs of hosts have none. PassThrough: the guest has the physical GPU. VGPU: it has a part defined by the host.
 const (
 	NoVirtualization Virtualization = iota
 	PassThrough
 	VGPU
 )
 
-// MIG is what a GPU can be partitioned into.
+// MIG is a GPU's MIG mode and possible partitions.
 type MIG struct {
 	Capable bool
-	// NeedsReset reports that the mode changes only with a reset of the GPU, as on Ampere; else, from Hopper on, it changes at once
+	// NeedsReset reports that the mode changes only with a reset of the GPU, as on Ampere; from Hopper on, it changes at once
 	// (NVIDIA MIG user guide, "Enable MIG Mode").
 	NeedsReset bool
-	// Fixed reports that mode and partitions are taken as they are found: in the guest of a vGPU they are the host's.
+	// Fixed reports that mode and partitions cannot be changed: in the guest of a vGPU they are the host's.
 	Fixed bool
 	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
 	Enabled, Pending bool
@@ -109,7 +109,7 @@ type MIG struct {
 	Slices int
 }
 
-// SameMode reports whether the mode is that of another read, where it changes only with a reset, and whether it does.
+// SameMode reports whether two reads agree on whether the mode needs a reset and, if so, on the mode.
 func (m MIG) SameMode(n MIG) bool {
 	return m.NeedsReset == n.NeedsReset && (m.Enabled == n.Enabled || !m.NeedsReset)
 }
@@ -139,7 +139,7 @@ func (n *Node) Find(device string) *GPU {
 	return nil
 }
 
-// Placement is where a partition lies on its board, in placement units (nvmlGpuInstancePlacement_t).
+// Placement is the position of a partition on its board, in placement units (nvmlGpuInstancePlacement_t).
 type Placement struct {
 	Start int `json:"start"`
 	Size  int `json:"size"`
@@ -150,15 +150,15 @@ func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
-// Profile is a shape that a GPU instance can have (nvmlGpuInstanceProfileInfo_t).
+// Profile is a possible size of a GPU instance (nvmlGpuInstanceProfileInfo_t).
 type Profile struct {
-	// ID is what every call but one takes, and part of device names. It is not the NVML enum.
+	// ID is the argument of every call but one, and part of device names. It is not the NVML enum.
 	ID int
 	// Enum is NVML_GPU_INSTANCE_PROFILE_*, which only nvmlDeviceGetGpuInstanceProfileInfo takes.
 	Enum int
-	// Name for people, such as "1g.10gb+me". It follows the driver's idea of memory and may change with the driver.
+	// Name for people, such as "1g.10gb+me". It depends on the driver's accounting of memory and may change with the driver.
 	Name string
-	// MaxInstances is how many of it fit on an empty board.
+	// MaxInstances is the number of instances that fit on an empty board.
 	MaxInstances int
 	// ComputeSlices as in the "1g" of the name.
 	ComputeSlices   int
@@ -188,7 +188,7 @@ func (p Profile) size() int {
 	return p.Placements[0].Size
 }
 
-// Partition is a GPU instance that exists, with the compute instance that fills it.
+// Partition is an existing GPU instance, with the compute instance that fills it.
 type Partition struct {
 	ProfileID int       `json:"profileID"`
 	Placement Placement `json:"placement"`
@@ -198,6 +198,6 @@ type Partition struct {
 	CI *int `json:"ci,omitempty"`
 	// UUID of the MIG device, "MIG-…"; empty while there is no compute instance.
 	UUID string `json:"uuid,omitempty"`
-	// Existing partitions are unmanaged: others created them. They are offered as they are and never destroyed.
+	// Existing partitions are unmanaged: others created them. They are offered unchanged and never destroyed.
 	Existing bool `json:"existing,omitempty"`
 }

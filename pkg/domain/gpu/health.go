@@ -4,8 +4,7 @@ package gpu
 
 import "strconv"
 
-// RecoveryAction is what has to be done before a GPU can be used again, by its driver's word
-// (NVML_GPU_RECOVERY_ACTION_*).
+// RecoveryAction is the action that the driver requests before a GPU can be used again (NVML_GPU_RECOVERY_ACTION_*).
 type RecoveryAction int
 
 // The actions.
@@ -22,35 +21,35 @@ const (
 	RecoverySystemReboot  RecoveryAction = 7
 )
 
-// EventKind is what an Event is about.
+// EventKind is the kind of an Event.
 type EventKind int
 
 // The kinds (nvmlEventType*).
 const (
-	// MIGChanged: GPU instances were made or destroyed, or the MIG mode was changed.
+	// MIGChanged: GPU instances were created or destroyed, or the MIG mode has changed.
 	MIGChanged EventKind = iota + 1
-	// XIDReported: the driver met an error that has a number.
+	// XIDReported: the driver reported a numbered error.
 	XIDReported
-	// DoubleBitECC: memory was wrong and could not be corrected.
+	// DoubleBitECC: an uncorrectable memory error.
 	DoubleBitECC
 	// GPUUnavailable: the GPU does not work.
 	GPUUnavailable
-	// RecoveryChanged: the recovery action is another one.
+	// RecoveryChanged: the recovery action has changed.
 	RecoveryChanged
 )
 
-// Event is something that a driver reports of a GPU.
+// Event is an event of a GPU reported by its driver.
 type Event struct {
 	Kind EventKind
-	// PCI is the GPU's; nil where the driver does not report which GPU it is.
+	// PCI is the GPU's address; nil if the driver does not identify the GPU.
 	PCI *PCIAddress
-	// XID is the number of XIDReported (NVIDIA, "XID errors"); 999 where the driver has none for it.
+	// XID is the number of XIDReported (NVIDIA, "XID errors"); 999 if the driver has none.
 	XID int
-	// GI is the GPU instance that it is about; nil for the whole GPU.
+	// GI is the affected GPU instance; nil for the whole GPU.
 	GI *int
 }
 
-// String words an event for the log.
+// String formats an event for the log.
 func (e Event) String() string {
 	s := map[EventKind]string{
 		MIGChanged: "MIG changed", DoubleBitECC: "double-bit ECC error", GPUUnavailable: "GPU unavailable",

@@ -4,10 +4,10 @@ package gpu
 
 import "fmt"
 
-// SwitchMIG names the steps by which an admin switches the MIG mode of a GPU that changes it only with a reset. The driver
-// resets the GPU itself when the mode is set and nothing has the GPU open, the plugin included, so that it has to release
-// the driver first. A guest leaves the reset to its reboot ("you may need to reboot the VM", MIG user guide, Getting Started).
-// gpu is how the text names the GPU. The label is api/v1alpha1's, which this package does not import.
+// SwitchMIG describes how an admin switches the MIG mode of a GPU that needs a reset for that. The driver itself resets the GPU
+// when the mode is set while nothing has the GPU open. That includes the plugin, which has to release the driver first. A guest
+// leaves the reset to its reboot ("you may need to reboot the VM", MIG user guide, Getting Started). gpu is the GPU's name in the
+// text. The label is api/v1alpha1's, which this package does not import.
 func SwitchMIG(g *GPU, gpu string, on bool) string {
 	mode := 0
 	if on {

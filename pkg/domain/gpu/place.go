@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Place is where a partition of a profile lies or may lie.
+// Place is a possible position of a partition of a profile.
 type Place struct {
 	ProfileID int       `json:"profileID"`
 	Placement Placement `json:"placement"`
@@ -19,12 +19,12 @@ func (p Partition) Place() Place { return Place{p.ProfileID, p.Placement} }
 // Place of a shape that is a partition.
 func (s Shape) Place() Place { return Place{s.Profile.ID, s.Placement} }
 
-// DeviceName is the name of the device of a partition at the place, of a GPU whose device has a name.
+// DeviceName is the name of a partition's device at the place, given that of the whole GPU's device.
 func (p Place) DeviceName(gpuDevice string) string {
 	return fmt.Sprintf("%s-mig-%d-%d", gpuDevice, p.ProfileID, p.Placement.Start)
 }
 
-// SharedPlace is the place of a partition that many claims have at once, and the way in which they share it.
+// SharedPlace is the place of a partition that many claims share, and the way of sharing.
 type SharedPlace struct {
 	Place
 	Share Share
@@ -38,10 +38,10 @@ type Tiers struct {
 	Whole, TimeSlice, MPS bool
 }
 
-// Allocated is what is allocated of a GPU.
+// Allocated is the allocations of a GPU.
 type Allocated struct {
 	Tiers
-	// Places of partitions that one claim has each, Shared those that many have.
+	// Places of partitions with one claim each, Shared those of shared partitions.
 	Places []Place
 	Shared []SharedPlace
 }

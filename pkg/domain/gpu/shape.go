@@ -8,26 +8,26 @@ import (
 	"strings"
 )
 
-// Shape is one of the forms a GPU can be offered in: the whole GPU or a partition of a profile at a placement, and each of
-// them for one claim or shared by many.
+// Shape is a form in which a GPU can be offered: the whole GPU or a partition of a profile at a placement, either of them for one
+// claim or shared by many.
 type Shape struct {
 	GPU *GPU
 	// Profile and Placement of a partition; nil and zero for others.
 	Profile   *Profile
 	Placement Placement
-	// Share of a GPU or partition that many claims have; empty for others.
+	// Share is the way in which many claims share the GPU or partition; empty for exclusive ones.
 	Share Share
 }
 
 // Whole is the shape of the whole GPU.
 func (g *GPU) Whole() Shape { return Shape{GPU: g} }
 
-// IsPartition distinguishes a partition, shared or not, from what takes the whole GPU.
+// IsPartition distinguishes a partition, shared or not, from a whole GPU.
 func (s Shape) IsPartition() bool { return s.Profile != nil }
 
-// Name is the name of the shape's device: "gpu-0000-1b-00-0", for a partition with the profile ID and the start of the
-// placement "gpu-0000-1b-00-0-mig-19-6", and for what is shared with the way at the end: "gpu-0000-1b-00-0-timeslice",
-// "gpu-0000-1b-00-0-mig-9-4-mps". Profile names are no part of it: they change with the driver.
+// Name is the name of the shape's device: "gpu-0000-1b-00-0", for a partition with the profile ID and the start of the placement
+// "gpu-0000-1b-00-0-mig-19-6", and for shared ones with the way of sharing at the end: "gpu-0000-1b-00-0-timeslice",
+// "gpu-0000-1b-00-0-mig-9-4-mps". Profile names are not part of it: they change with the driver.
 func (s Shape) Name() string {
 	name := s.GPU.PCI.DeviceName()
 	if s.IsPartition() {
@@ -69,8 +69,8 @@ func ParsePartitionName(name string) (profileID, start int, ok bool) {
 	return profileID, start, err == nil && err2 == nil && profileID >= 0 && start >= 0
 }
 
-// Overlaps reports whether the two shapes cannot be allocated at the same time because they share hardware, and not by
-// intent. It says nothing of engines, which the counters keep.
+// Overlaps reports whether two shapes exclude each other because they unintentionally share hardware. It ignores engines, which
+// counters track.
 func (s Shape) Overlaps(t Shape) bool {
 	if s.GPU.PCI != t.GPU.PCI || s.IsShare() && s.Name() == t.Name() {
 		return false
@@ -78,8 +78,8 @@ func (s Shape) Overlaps(t Shape) bool {
 	return !s.IsPartition() || !t.IsPartition() || s.Placement.Overlaps(t.Placement)
 }
 
-// Shapes are all that one claim can have of a GPU as it stands: the whole GPU, then partitions in order of size, profile ID
-// and start. Where the MIG mode changes without a reset that is everything, else what the mode that is found allows.
+// Shapes are all exclusive shapes that a GPU supports in its current mode: the whole GPU, then partitions in order of size, profile
+// ID and start. If the MIG mode changes without a reset, these are all.
 func (g *GPU) Shapes() []Shape {
 	var shapes []Shape
 	if g.CanBeWhole() {
@@ -96,13 +96,13 @@ func (g *GPU) CanBeWhole() bool {
 	return g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled
 }
 
-// CanBe reports whether the GPU can be offered as a device of a name, by some policy.
+// CanBe reports whether some policy can offer the GPU as a device of a name.
 func (g *GPU) CanBe(device string) bool {
 	_, ok := g.ShapeNamed(device)
 	return ok
 }
 
-// ShapeNamed is what the GPU can be offered as under a device's name, by some policy.
+// ShapeNamed is the shape with a device name that some policy can offer the GPU as.
 func (g *GPU) ShapeNamed(device string) (Shape, bool) {
 	shapes := g.PartitionShapes()
 	if g.CanBeWhole() {
@@ -121,7 +121,7 @@ func (g *GPU) ShapeNamed(device string) (Shape, bool) {
 	return Shape{}, false
 }
 
-// PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none where they need a reset.
+// PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none if they need a reset.
 func (g *GPU) PartitionShapes() []Shape {
 	if g.MIG.NeedsReset && !g.MIG.Enabled {
 		return nil
@@ -139,17 +139,17 @@ func (g *GPU) PartitionShapes() []Shape {
 	return shapes
 }
 
-// InCatalog reports whether partitions of the profile are offered: all plain ones and those with media engines (+me).
-// The graphics variants (+gfx) and those that take all or none of the media engines are not.
+// InCatalog reports whether partitions of the profile are offered: all plain ones and those with media engines (+me). The graphics
+// variants (+gfx) and those with all or none of the media engines are not.
 func (p *Profile) InCatalog() bool {
 	plain, extra, found := strings.Cut(p.Name, "+")
 	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
 }
 
-// FitsAlongside reports whether a shape can be made while others, made by whomever and of any profile, are there.
+// FitsAlongside reports whether a shape can be created while others exist, of any creator and profile.
 func (s Shape) FitsAlongside(others []Shape) bool {
 	if len(others) == 0 {
-		return true // whatever a board offers fits an empty one
+		return true // any offered shape fits an empty board
 	}
 	return Coexist(append(slices.Clone(others), s), s.GPU.Counters()) && !slices.ContainsFunc(others, s.Overlaps)
 }

@@ -2,24 +2,24 @@
 
 package gpu
 
-// Share is a way in which many claims have one GPU or partition at the same time.
+// Share is a way in which many claims use one GPU or partition at the same time.
 type Share string
 
 // The ways to share a GPU; their values are those of the attribute "type".
 const (
-	// TimeSlice: the driver gives each process its turn.
+	// TimeSlice: the driver runs processes in turns.
 	TimeSlice Share = "timeslice"
-	// MPS: one server process runs the work of all concurrently.
+	// MPS: one server process runs the work of all clients concurrently.
 	MPS Share = "mps"
 )
 
 // Shares lists them in the order in which a GPU's shared devices are published.
 func Shares() []Share { return []Share{TimeSlice, MPS} }
 
-// Type is what a shape is, as the attribute "type" says it.
+// Type is the type of a shape, as in the attribute "type".
 type Type string
 
-// The types of devices. DeviceClasses select by them, so that none gives a whole GPU for a slice.
+// The types of devices. DeviceClasses select by them, so that none allocates a whole GPU in place of a partition.
 const (
 	TypeGPU          Type = "gpu" // exclusive whole GPU
 	TypeMIG          Type = "mig" // exclusive partition
@@ -32,7 +32,7 @@ const (
 // Type of the shape.
 func (s Shape) Type() Type { return TypeOf(s.IsPartition(), s.Share) }
 
-// TypeOf is the type of a GPU or partition and of the way in which it is shared, if it is.
+// TypeOf is the type of a GPU or partition, with its way of sharing, if any.
 func TypeOf(partition bool, by Share) Type {
 	switch {
 	case partition && by != "":
@@ -46,21 +46,20 @@ func TypeOf(partition bool, by Share) Type {
 	}
 }
 
-// Names of the capacities that claims take parts of.
+// Names of the capacities that claims share.
 const (
 	CapacityMemory = "memory" // bytes
 	CapacityShares = "shares"
 	CapacityCores  = "cores" // percent of the multiprocessors of the GPU or partition
 )
 
-// IsShare reports whether many claims can have the shape at once.
+// IsShare reports whether many claims can share the shape.
 func (s Shape) IsShare() bool { return s.Share != "" }
 
 // IsWhole reports whether the shape is the whole GPU for one claim.
 func (s Shape) IsWhole() bool { return s.Profile == nil && s.Share == "" }
 
-// LeastCores is the least percentage of the multiprocessors of a partition of the profile that is one of them; 1 where their
-// number is not known.
+// LeastCores is the least percentage of a partition's multiprocessors that is a whole one; 1 if their number is unknown.
 func (p *Profile) LeastCores() int64 {
 	if p.Multiprocessors <= 0 {
 		return 1

@@ -10,10 +10,10 @@ type NVLinks struct {
 	Active int
 	// Version of the links that are up (nvmlDeviceGetNvLinkVersion), such as 4.0; zero if unknown.
 	Version Version
-	// MBps is what the links that are up move in one direction, together, in megabytes a second
-	// (NVML_FI_DEV_NVLINK_GET_SPEED); 0 if unknown.
+	// MBps is the total speed of the links that are up in one direction, in megabytes per second (NVML_FI_DEV_NVLINK_GET_SPEED); 0
+	// if unknown.
 	MBps int64
-	// Switched reports that the links lead to NVSwitches, by which the GPU reaches every other one that is linked so.
+	// Switched reports that the links lead to NVSwitches, through which the GPU reaches all other switched GPUs.
 	Switched bool
 	// Peers are the GPUs at the other end of direct links, in order of address.
 	Peers []NVLinkPeer
@@ -25,8 +25,8 @@ type NVLinkPeer struct {
 	Links int
 }
 
-// FabricState is how far a GPU's registration with its NVLink fabric is (NVML_GPU_FABRIC_STATE_*). Fabric Manager
-// registers the GPUs of boards with NVSwitches; until then CUDA answers cudaErrorSystemNotReady.
+// FabricState is the state of a GPU's registration with its NVLink fabric (NVML_GPU_FABRIC_STATE_*). Fabric Manager registers the
+// GPUs of boards with NVSwitches; until then CUDA returns cudaErrorSystemNotReady.
 type FabricState int
 
 // The states of a registration.
@@ -35,12 +35,12 @@ const (
 	FabricNotStarted
 	FabricInProgress
 	FabricCompleted
-	// FabricFailed is no state of NVML's: the registration has completed with an error, or the GPU's way to the others is
-	// unhealthy. Links stay trained then, but GPUs cannot reach each other over them.
+	// FabricFailed is not a state of NVML's: the registration has completed with an error, or the GPU's route to the others is
+	// unhealthy. Links then stay trained, but GPUs cannot reach each other over them.
 	FabricFailed
 )
 
-// Pending reports whether the registration is still to come.
+// Pending reports whether the registration has not completed yet.
 func (s FabricState) Pending() bool { return s == FabricNotStarted || s == FabricInProgress }
 
 // String names a state in words.
@@ -75,9 +75,9 @@ func (g *GPU) PCIeRoot() string {
 	return g.PCIePath[0]
 }
 
-// PCIeSwitch is the upstream port of the nearest PCIe switch above the GPU, such as "0000:16:00.0"; empty where the GPU
-// hangs off a root port. Between a GPU and the upstream port of its switch lies the downstream port; above the upstream
-// port there is at least a root port.
+// PCIeSwitch is the upstream port of the nearest PCIe switch above the GPU, such as "0000:16:00.0"; empty if the GPU is attached to
+// a root port. Between a GPU and the upstream port of its switch lies the downstream port; above the upstream port there is at
+// least a root port.
 func (g *GPU) PCIeSwitch() string {
 	const rootAndPorts = 4 // root complex, root port, upstream port, downstream port
 	if len(g.PCIePath) <= rootAndPorts {
@@ -86,11 +86,10 @@ func (g *GPU) PCIeSwitch() string {
 	return g.PCIePath[len(g.PCIePath)-3]
 }
 
-// NVLinkGroups names, by address, the group of each GPU of a node that has NVLinks which are up: of GPUs that reach each
-// other over NVLink, directly or by way of others, through NVSwitches, or in one clique of a fabric. A group is named
-// after the device of its first GPU.
+// NVLinkGroups returns, by address, the group of each GPU with active NVLinks. The GPUs of a group reach each other over NVLink,
+// directly or via others, through NVSwitches, or in one clique of a fabric. A group is named after the device of its first GPU.
 func NVLinkGroups(gpus []GPU) map[PCIAddress]string {
-	first := make([]int, len(gpus)) // of each GPU, the first one of its group as far as is known
+	first := make([]int, len(gpus)) // by GPU, the first known GPU of its group
 	for i := range gpus {
 		first[i] = i
 		for j := range i {
@@ -116,7 +115,7 @@ func NVLinkGroups(gpus []GPU) map[PCIAddress]string {
 // linked reports whether the GPU has NVLinks that are up.
 func (g *GPU) linked() bool { return g.NVLinks != nil && g.NVLinks.Active > 0 }
 
-// linkedTo reports whether NVLinks, or a fabric of them, join two GPUs. Switches of a fabric join those of one clique only.
+// linkedTo reports whether NVLinks, or a fabric of them, connect two GPUs. Switches of a fabric connect only those of one clique.
 func (g *GPU) linkedTo(other *GPU) bool {
 	if !g.linked() || !other.linked() {
 		return false
