@@ -31,7 +31,7 @@ const (
 func Main(root *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The second Ctrl-C ends the program, whatever it still waits for. A container runtime may send SIGTERM again, and has SIGKILL.
+	// The second Ctrl-C ends the program immediately. A container runtime may send SIGTERM again, and has SIGKILL.
 	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt) })
 	return Run(ctx, root, args, os.Stdout, os.Stderr)
 }
@@ -61,10 +61,10 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// UsageError makes an error one of the command line, which ends the program with ExitUsage.
+// UsageError marks an error as one of the command line, so that the program exits with ExitUsage.
 func UsageError(err error) error { return &usageError{err} }
 
-// NewRoot makes a program of its subcommands. long describes it; the exit codes are added.
+// NewRoot returns the root command of a program with its subcommands. long describes it; the exit codes are added.
 func NewRoot(name, short, long string, subcommands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:                        name,

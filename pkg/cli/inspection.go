@@ -27,7 +27,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
-// Inspection is what inspect reads of a machine or a node model, and how it shows that.
+// Inspection selects the input of inspect, a machine or a node model, and its output format.
 type Inspection struct {
 	Machine
 	// Format is table, wide or json.
@@ -38,13 +38,13 @@ type Inspection struct {
 	mpsSocket  string
 }
 
-// AddOutput adds the flags of how it is shown.
+// AddOutput adds the flags of the output.
 func (f *Inspection) AddOutput(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.Format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
 }
 
-// AddSource adds the flags of what is read: with models a node model, too.
+// AddSource adds the flags of the input, including a node model if models is set.
 func (f *Inspection) AddSource(flags *pflag.FlagSet, models bool) {
 	if models {
 		f.AddNode(flags)
@@ -57,7 +57,7 @@ func (f *Inspection) AddSource(flags *pflag.FlagSet, models bool) {
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty for none")
 }
 
-// CheckFormat checks how it is shown.
+// CheckFormat checks the output format.
 func (f *Inspection) CheckFormat() error {
 	if !slices.Contains([]string{"table", "wide", "json"}, f.Format) {
 		return fmt.Errorf("--output %q is not one of table, wide, json", f.Format)

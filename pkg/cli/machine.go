@@ -127,7 +127,7 @@ func (f *Machine) Offered(ctx context.Context, look func(Session) (policy.Capabi
 	return session, policy.Apply(p, node, means), nil
 }
 
-// Session is what is read of a node's GPUs: an NVML session, or a captured inventory.
+// Session provides a node's GPUs: an NVML session, or a captured inventory.
 type Session interface {
 	Node() *gpu.Node
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
@@ -163,7 +163,7 @@ func (f *Machine) Open(ctx context.Context) (Session, error) {
 		DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
 	})
 	if err != nil {
-		return nil, err // and no machine that holds a nil pointer
+		return nil, err // not an interface with a nil pointer
 	}
 	return session, nil
 }

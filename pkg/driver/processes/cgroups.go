@@ -47,14 +47,14 @@ const (
 type cgroups struct {
 	// mount is where the file system of version 2 is mounted, or in directories of it those of version 1.
 	mount string
-	// own is the UID of this process's pod, empty where it is in none.
+	// own is the UID of this process's pod; empty outside of pods.
 	own types.UID
-	// self is this process. As the first of a PID namespace it sees no others.
+	// self is this process. As PID 1 of a namespace it sees no others.
 	self int
 
 	mu    sync.Mutex
 	roots []root
-	// proven: the container runtime has the processes of pods below the roots.
+	// proven is set once the container runtime is known to keep the processes of pods below the roots.
 	proven bool
 }
 
@@ -63,7 +63,7 @@ type root struct {
 	dir string
 	// slice is its name for systemd without the suffix; empty with the cgroupfs driver.
 	slice string
-	// unified: it is of version 2.
+	// unified is set for version 2.
 	unified bool
 }
 
@@ -73,12 +73,12 @@ type group struct {
 	unified bool
 }
 
-// ofPods lists processes of pods: some, if any are left. It cannot say anything of the pods that it returns as unknown.
+// ofPods lists processes of pods: some, if any are left. It returns as unknown the pods that it cannot judge.
 //
-// What it says is believed if this process is in the cgroup of its own pod: else the container runtime has other cgroups than the
-// kubelet, as with unequal drivers. A pod without a cgroup has no process: the kubelet makes it before it prepares the pod's claims
-// (kubelet.go, SyncPod, EnsureExists), and it cannot be removed while a process is in it (cgroups(7)). That counts only where the
-// kubelet has its pods now: the cgroup of this process's pod is there.
+// The result is trusted only if this process is in the cgroup of its own pod: otherwise the container runtime uses other cgroups
+// than the kubelet, as with different cgroup drivers. A pod without a cgroup has no process: the kubelet creates it before it
+// prepares the pod's claims (kubelet.go, SyncPod, EnsureExists), and it cannot be removed while a process is in it (cgroups(7)).
+// That applies only where the kubelet currently keeps its pods, as the cgroup of this process's pod shows.
 func (c *cgroups) ofPods(pods []types.UID) (found []int, unknown []types.UID) {
 	c.mu.Lock()
 	roots, proven := c.roots, c.proven
@@ -102,7 +102,7 @@ func (c *cgroups) ofPods(pods []types.UID) (found []int, unknown []types.UID) {
 	return nil, missing
 }
 
-// renew looks for the roots anew.
+// renew searches for the roots again.
 func (c *cgroups) renew() (roots []root, proven bool) {
 	roots = c.search()
 	proven = c.own == "" || slices.ContainsFunc(c.ownIn(roots), c.hasSelf)
@@ -144,7 +144,7 @@ func (c *cgroups) read(roots []root, pods []types.UID) (found []int, missing []t
 			if g.unified || c.self != 1 {
 				pids, err = g.processes()
 			} else {
-				err = ErrHidden // version 1 leaves out what is in no PID namespace of this process
+				err = ErrHidden // version 1 omits processes outside of this process's PID namespace
 			}
 			found = append(found, pids...)
 		}
@@ -176,7 +176,7 @@ func groupsOf(roots []root, uid types.UID) ([]group, error) {
 	return found, nil
 }
 
-// pod is where the cgroup of a pod of a QoS class is (cgroup_manager_linux.go, ToCgroupfs and ToSystemd).
+// pod is the path of the cgroup of a pod of a QoS class (cgroup_manager_linux.go, ToCgroupfs and ToSystemd).
 func (r root) pod(qos string, uid types.UID) string {
 	if r.slice == "" {
 		return filepath.Join(r.dir, qos, podPrefix+string(uid))
@@ -189,7 +189,7 @@ func (r root) pod(qos string, uid types.UID) string {
 	return filepath.Join(dir, slice+"-"+podPrefix+strings.ReplaceAll(string(uid), "-", "_")+sliceSuffix)
 }
 
-// search looks for the roots in all hierarchies. What cannot be read has none.
+// search looks for the roots in all hierarchies. Unreadable directories are skipped.
 func (c *cgroups) search() []root {
 	var found []root
 	for _, h := range c.hierarchies() {
@@ -199,8 +199,8 @@ func (c *cgroups) search() []root {
 	return found
 }
 
-// controllers are those of version 1 in whose hierarchies pods are looked for: the kubelet requires them (container_manager_linux.go,
-// validateSystemRequirements), and container runtimes put every container there, for its limits.
+// controllers are those of version 1 whose hierarchies are searched for pods: the kubelet requires them
+// (container_manager_linux.go, validateSystemRequirements), and container runtimes put every container there, for its limits.
 var controllers = []string{"cpu", "memory"}
 
 // hierarchies are the top cgroups: one with version 2, one for each controller with version 1.
@@ -244,14 +244,14 @@ func (g group) search(found []root, depth int, left *int) []root {
 // processes lists the processes in a cgroup and those below it.
 func (g group) processes() ([]int, error) {
 	if !g.unified {
-		// A process whose first thread has ended while another one hangs in the driver is listed by its threads alone.
+		// A process whose main thread has ended while another one hangs in the driver appears only in the list of threads.
 		if pids, err := g.list(processesFile); err != nil || len(pids) > 0 {
 			return pids, err
 		}
 		return g.list(tasksFile)
 	}
-	// One read says whether there is any, also of those that other PID namespaces hide, or whose first thread has ended while another
-	// one hangs in the driver: cgroup.procs leaves them out (css_task_iter_advance of the kernel). Zombies do not count.
+	// One read shows whether there is any, including those hidden by PID namespaces, and those whose main thread has ended while
+	// another one hangs in the driver: cgroup.procs omits them (css_task_iter_advance of the kernel). Zombies do not count.
 	if populated, err := g.populated(); err != nil || !populated {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func idsIn(dir, file string) (ids []int, err error) {
 	return ids, nil
 }
 
-// ignoreGone ignores that a cgroup has been removed, which one with processes cannot be.
+// ignoreGone ignores the removal of a cgroup, which then had no processes.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
 		return nil

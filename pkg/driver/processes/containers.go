@@ -12,21 +12,21 @@ import (
 	"strings"
 )
 
-// OfClaim lists processes of containers that have been given a claim: some, if any are left. Device metadata of it is mounted in
-// them (k8s.io/dynamic-resource-allocation/kubeletplugin v0.37.2, metadata.go: .../<namespace>_<name>/<request>/metadata.json below
-// a directory whose name ends in "metadata"), which /proc/PID/mountinfo tells without privilege. It is for claims whose pods are not
+// OfClaim lists processes of containers with a claim: some, if any are left. They have the claim's device metadata mounted
+// (k8s.io/dynamic-resource-allocation/kubeletplugin v0.37.2, metadata.go: .../<namespace>_<name>/<request>/metadata.json below a
+// directory whose name ends in "metadata"), which /proc/PID/mountinfo shows without privilege. It is for claims whose pods are not
 // all known.
 func (p *Pods) OfClaim(ctx context.Context, namespace, name string) ([]int, error) {
 	byMark, err := p.claims.join(ctx, []string{"-metadata/" + namespace + "_" + name + "/"})
 	return flatten(byMark), err
 }
 
-// byMark lists processes in pods for which a file with one of these marks in its path is mounted, by mark. One process of each cgroup
-// is asked, as a container has one of its own and its processes have its mounts: however many they are, it takes the same time. Only
-// where cgroups do not say which processes pods have are all processes of the table asked.
+// byMark lists, by mark, processes in pods that have a file mounted with the mark in its path. It inspects one process per cgroup,
+// as the processes of a container share its cgroup and mounts, so that the number of processes does not matter. Only if cgroups do
+// not show the processes of pods, it inspects all processes of the table.
 func (p *Pods) byMark(ctx context.Context, marks []string) (map[string][]int, error) {
 	found := map[string][]int{}
-	// ask reports whether a process could be asked: one that has just ended cannot.
+	// ask reports whether a process could be inspected: one that has just ended cannot.
 	ask := func(pid int) (bool, error) {
 		given, err := p.table.mounted(pid, marks)
 		if gone(err) || err != nil && p.table.ended(pid) { // a zombie's mounts cannot be read
@@ -62,9 +62,8 @@ func (p *Pods) byMark(ctx context.Context, marks []string) (map[string][]int, er
 	return found, nil
 }
 
-// members lists for each cgroup of pods, and below them, the processes in it, or threads where it has no others. It is false where
-// that is not known, see ofPods; what it says of pods that the caller does not know is believed only while this process's own pod is
-// found there.
+// members lists the processes of each cgroup of pods and below, or threads if it has no processes. It is false if that is unknown,
+// see ofPods; for pods that the caller does not know, the result is trusted only while it includes this process's own pod.
 func (c *cgroups) members() (all [][]int, known bool) {
 	c.mu.Lock()
 	roots, proven := c.roots, c.proven
@@ -97,7 +96,7 @@ func (c *cgroups) members() (all [][]int, known bool) {
 	return all, !slices.ContainsFunc(all, func(pids []int) bool { return slices.Contains(pids, 0) }) // 0: of another PID namespace
 }
 
-// members lists the processes in one cgroup, or threads where it has no others; see processes. It skips what has none below it.
+// members lists the processes in one cgroup, or threads if it has no processes; see processes. It skips subtrees without any.
 func (g group) members() ([]int, error) {
 	if pids, err := idsIn(g.dir, processesFile); err != nil || len(pids) > 0 {
 		return pids, err
@@ -114,8 +113,8 @@ func (g group) members() ([]int, error) {
 	return idsIn(g.dir, threadsFile)
 }
 
-// mounted are those of some marks that are in the path of a file that is mounted for a process. The path is the fourth field
-// (proc(5), /proc/PID/mountinfo).
+// mounted returns the marks that occur in the path of a file mounted for a process. The path is the fourth field (proc(5),
+// /proc/PID/mountinfo).
 func (t Table) mounted(pid int, marks []string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "mountinfo"))
 	if err != nil {

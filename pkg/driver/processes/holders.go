@@ -22,7 +22,7 @@ import (
 // Process is a process of the host.
 type Process struct {
 	PID int
-	// Name is what the kernel calls it, 15 bytes at most (proc(5), /proc/PID/comm), with ? for what cannot be printed.
+	// Name is the kernel's name of it, at most 15 bytes (proc(5), /proc/PID/comm), with ? for unprintable characters.
 	Name string
 }
 
@@ -38,12 +38,12 @@ func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
 	}
 	file, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || file.Mode&syscall.S_IFMT != syscall.S_IFCHR {
-		return nil, fmt.Errorf("look for users of a device file: %s is none", path)
+		return nil, fmt.Errorf("look for users of a device file: %s is not one", path)
 	}
 	return t.HoldingDevices(ctx, file.Rdev)
 }
 
-// HoldingDevices is Holding for character devices of any of these numbers (makedev(3)), whether or not the host has a file of them.
+// HoldingDevices is Holding for character devices with any of these numbers (makedev(3)), even without a file on the host.
 func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process, error) {
 	if t.self == 1 {
 		return nil, ErrHidden
@@ -67,7 +67,7 @@ func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
 		if open {
-			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // it may have just ended
+			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // the process may have just ended
 			found = append(found, Process{pid, printable(strings.TrimSpace(string(comm)))})
 		}
 	}
@@ -75,7 +75,7 @@ func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process
 	return found, unread
 }
 
-// printable replaces what a terminal or a log would act on: a process chooses its name, also one of a tenant.
+// printable replaces control characters: processes, even a tenant's, choose their own names.
 func printable(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {
@@ -85,7 +85,7 @@ func printable(name string) string {
 	}, name)
 }
 
-// hasOpen reports whether a process has a device open, by whatever path: containers have device files of their own.
+// hasOpen reports whether a process has a device open, under any path: containers have their own device files.
 func (t Table) hasOpen(pid int, numbers []uint64) (bool, error) {
 	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
@@ -103,8 +103,8 @@ func (t Table) hasOpen(pid int, numbers []uint64) (bool, error) {
 	return false, nil
 }
 
-// deviceOf is the number of the character device that a link of /proc/PID/fd leads to. It asks no file system for what is not
-// cached, and none at all for files whose path is not that of a device: one that hangs, as a server's, would never answer.
+// deviceOf is the number of the character device that a link of /proc/PID/fd points to. It uses only cached attributes, and skips
+// paths that are not devices: a hanging file system, such as a network one, would never answer.
 func deviceOf(link string) (number uint64, ok bool) {
 	target, err := os.Readlink(link)
 	if err != nil || !strings.Contains(target, "/dev/") {
@@ -118,5 +118,5 @@ func deviceOf(link string) (number uint64, ok bool) {
 	return unix.Mkdev(stat.Rdev_major, stat.Rdev_minor), true
 }
 
-// gone reports whether an error says that a process has ended.
+// gone reports whether an error means that a process has ended.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }

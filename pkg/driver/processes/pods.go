@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pods finds the processes of pods in the pods' cgroups, or where those cannot be read in the process table, whose every process
-// costs time. It is safe for concurrent use.
+// Pods finds the processes of pods in the pods' cgroups or, if those are unreadable, in the process table, whose scan is slower. It
+// is safe for concurrent use.
 type Pods struct {
 	table   Table
 	cgroups cgroups
 	scans   scans[types.UID]
-	// claims are looks for the containers of claims.
+	// claims are scans for the containers of claims.
 	claims scans[string]
 
 	mu sync.Mutex
-	// left are the processes of pods that the process table had last. While one of them runs, the others need no look.
+	// left are the processes of pods from the last scan of the process table. While one of them runs, no new scan is needed.
 	left map[types.UID][]int
 }
 
-// NewPods looks for the node's pods below the mount of the host's cgroups. own is the UID of this process's pod, empty where it is
-// in none.
+// NewPods looks for the node's pods below the mount of the host's cgroups. own is the UID of this process's pod; empty outside of
+// pods.
 func NewPods(mount string, own types.UID) *Pods { return newPods(Host(), mount, own) }
 
 func newPods(table Table, mount string, own types.UID) *Pods {
@@ -59,7 +59,7 @@ func (p *Pods) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	return flatten(byPod), nil
 }
 
-// stillLeft are the processes of pods that were found and still run.
+// stillLeft are the previously found processes that still run.
 func (p *Pods) stillLeft(pods []types.UID) []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,18 +76,18 @@ func (p *Pods) stillLeft(pods []types.UID) []int {
 	return slices.Compact(found)
 }
 
-// scans looks for processes, by pods or by marks of claims, once for all who wait for it.
+// scans looks for processes, by pods or by marks of claims, once for all waiting callers.
 type scans[K comparable] struct {
 	look func(ctx context.Context, of []K) (map[K][]int, error)
-	// turn is taken by who looks.
+	// turn is held by the scanning caller.
 	turn chan struct{}
 
 	mu sync.Mutex
-	// next is the scan that has not begun; nil while nobody waits.
+	// next is the pending scan; nil while nobody waits.
 	next *scan[K]
 }
 
-// scan is one look.
+// scan is one shared scan.
 type scan[K comparable] struct {
 	of    []K
 	done  chan struct{}
@@ -95,7 +95,7 @@ type scan[K comparable] struct {
 	err   error
 }
 
-// join returns the processes as a scan that began after the call found them.
+// join returns the results of a scan that began after the call.
 func (s *scans[K]) join(ctx context.Context, of []K) (map[K][]int, error) {
 	s.mu.Lock()
 	if s.next == nil {
@@ -124,7 +124,7 @@ func (s *scans[K]) join(ctx context.Context, of []K) (map[K][]int, error) {
 	return found, nil
 }
 
-// run makes a scan, unless it is done; the caller has the turn.
+// run performs a scan, unless it is done; the caller has the turn.
 func (s *scans[K]) run(ctx context.Context, mine *scan[K]) {
 	s.mu.Lock()
 	if s.next != mine {
@@ -133,6 +133,6 @@ func (s *scans[K]) run(ctx context.Context, mine *scan[K]) {
 	}
 	s.next = nil
 	s.mu.Unlock()
-	mine.found, mine.err = s.look(context.WithoutCancel(ctx), mine.of) // for the others, too
+	mine.found, mine.err = s.look(context.WithoutCancel(ctx), mine.of) // on behalf of all waiting callers
 	close(mine.done)
 }

@@ -83,7 +83,7 @@ func (t Table) each(ctx context.Context, visit func(pid int, cgroup string) erro
 		}
 		cgroup, err := t.cgroup(pid)
 		if gone(err) {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if err == nil {
 			err = visit(pid, cgroup)
@@ -102,7 +102,7 @@ func (t Table) each(ctx context.Context, visit func(pid int, cgroup string) erro
 // escapeSystemdCgroupName of k8s.io/kubernetes/pkg/kubelet/cm v1.37.1, pod_container_manager_linux.go and cgroup_manager_linux.go).
 const podPrefix = "pod"
 
-// podsIn are what may be the UIDs of the pods that a cgroup file names.
+// podsIn returns candidates for the UIDs of pods in a cgroup file.
 func podsIn(cgroup string) []types.UID {
 	var found []types.UID
 	for {
@@ -129,8 +129,8 @@ func flatten[K comparable](found map[K][]int) []int {
 	return slices.Compact(all)
 }
 
-// ended reports whether a process has ended and only waits to be reaped: it is a zombie, which may be in its cgroup still (cgroups(7)),
-// and has no other thread. It has nothing open any more.
+// ended reports whether a process has ended and only awaits reaping: it is a zombie, which may still be in its cgroup (cgroups(7)),
+// without other threads or open files.
 func (t Table) ended(pid int) bool {
 	dir := filepath.Join(t.proc, strconv.Itoa(pid))
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
