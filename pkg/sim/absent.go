@@ -25,7 +25,7 @@ func VirtualizationModes() []string { return virtualizations }
 
 var virtualizations = []string{"none", "pass-through", "vgpu", "host-vgpu"}
 
-// nameOf names a number by its place in a list.
+// nameOf is the name of a number in a list.
 func nameOf(names []string, n int) string {
 	if n < 0 || n >= len(names) {
 		return strconv.Itoa(n)
@@ -33,7 +33,7 @@ func nameOf(names []string, n int) string {
 	return names[n]
 }
 
-// SetVirtualization says in what a GPU is: one of Virtualization*. VirtualizationNone is what the node's model says.
+// SetVirtualization sets one of Virtualization*. VirtualizationNone restores the node model's.
 func (h Hardware) SetVirtualization(index, mode int) error {
 	if mode < 0 || mode >= len(virtualizations) {
 		return fmt.Errorf("no virtualization mode %d: they are 0 to %d", mode, len(virtualizations)-1)
@@ -47,7 +47,7 @@ func (h Hardware) SetVirtualization(index, mode int) error {
 	})
 }
 
-// without takes an index out of a sorted list, or puts it in.
+// without removes an index from a sorted list, or inserts it.
 func without(list []int, index int, in bool) []int {
 	list = slices.DeleteFunc(list, func(i int) bool { return i == index })
 	if in {
@@ -57,8 +57,8 @@ func without(list []int, index int, in bool) []int {
 	return list
 }
 
-// SetAbsent takes a GPU out of the node, or puts it in. A session that runs has it in its list no less than before, where
-// it is lost, and lacks one that was added: NVML enumerates GPUs when it is initialised.
+// SetAbsent removes a GPU from the node, or adds it. A running session keeps listing a removed GPU, as lost, and lacks an added
+// one: NVML enumerates GPUs when it is initialised.
 func (h Hardware) SetAbsent(index int, absent bool) error {
 	if err := h.checkIndex(index); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (h Hardware) SetAbsent(index int, absent bool) error {
 	})
 }
 
-// present are the GPUs, of so many, that a session which begins has.
+// present are the GPUs, out of n, of a new session.
 func (st *nodeState) present(gpus int) []int {
 	listed := []int{}
 	for i := range gpus {
@@ -80,7 +80,7 @@ func (st *nodeState) present(gpus int) []int {
 	return listed
 }
 
-// enumerated are the indexes of the GPUs that the session has.
+// enumerated are the indexes of the session's GPUs.
 func (n *Node) enumerated() []int {
 	if listed := n.listed.Load(); listed != nil {
 		return *listed
@@ -88,7 +88,7 @@ func (n *Node) enumerated() []int {
 	return nil
 }
 
-// isLost reports whether a call on a GPU fails because it is not there.
+// isLost reports whether a call on a GPU fails because the GPU is missing.
 func (st *nodeState) isLost(call string, index int) bool {
 	if slices.Contains(st.Absent, index) {
 		return true
@@ -96,13 +96,13 @@ func (st *nodeState) isLost(call string, index int) bool {
 	return slices.Contains(st.Lost, index) && (call != "nvmlDeviceGetUUID" || !slices.Contains(st.Quirks, QuirkUUIDFromMemory))
 }
 
-// livePCI is the sysfs of a node in memory without the GPUs that are absent.
+// livePCI is the sysfs of an in-memory node without its absent GPUs.
 type livePCI struct {
 	*tree
 	node *Node
 }
 
-// now is the tree as it is at present.
+// now is the current tree.
 func (l livePCI) now() *tree {
 	st, err := l.node.state.load()
 	if err != nil || len(st.Absent) == 0 {

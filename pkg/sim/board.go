@@ -15,11 +15,11 @@ import (
 //go:embed boards/*.json
 var boardFiles embed.FS
 
-// Board is a GPU product: what NVML reports of it and what it can be partitioned into.
+// Board is a GPU product: its NVML attributes and possible partitions.
 type Board struct {
-	// Name by which node models call it, such as "H100-80".
+	// Name in node models, such as "H100-80".
 	Name string `json:"name"`
-	// Product as nvmlDeviceGetName words it.
+	// Product is the name from nvmlDeviceGetName.
 	Product string `json:"product"`
 	// PCIDeviceID is the 16-bit device id, "0x2330"; the vendor is 0x10de.
 	PCIDeviceID string `json:"pciDeviceID"`
@@ -31,27 +31,27 @@ type Board struct {
 	Architecture int `json:"architecture"`
 	// ComputeCapability is major and minor.
 	ComputeCapability [2]int `json:"computeCapability"`
-	// MemoryMiB is the total that nvmlDeviceGetMemoryInfo gives; ReservedMiB the part that its v2 calls reserved.
+	// MemoryMiB is the total of nvmlDeviceGetMemoryInfo; ReservedMiB the reserved part of its v2.
 	MemoryMiB   uint64 `json:"memoryMiB"`
 	ReservedMiB uint64 `json:"reservedMiB"`
 	BAR1MiB     uint64 `json:"bar1MiB"`
 	// Multiprocessors of the whole GPU.
 	Multiprocessors int `json:"multiprocessors"`
 	PowerLimitWatts int `json:"powerLimitWatts"`
-	// GraphicsMHz and MemoryMHz are the greatest clocks; PCIeGeneration is the greatest of its slot, of 16 lanes.
+	// GraphicsMHz and MemoryMHz are the maximum clocks; PCIeGeneration is the maximum of its slot of 16 lanes.
 	GraphicsMHz    int    `json:"graphicsMHz"`
 	MemoryMHz      int    `json:"memoryMHz"`
 	PCIeGeneration int    `json:"pcieGeneration"`
 	VBIOS          string `json:"vbios"`
 	// AddressingMode is one of NVML_DEVICE_ADDRESSING_MODE_*: 0 none, 1 HMM, 2 ATS.
 	AddressingMode int `json:"addressingMode"`
-	// ECC reports whether the board has ECC memory; it is on where it does.
+	// ECC reports whether the board has ECC memory, which is then on.
 	ECC bool `json:"ecc"`
 	// GSPFirmware is the firmware file the driver installs for it.
 	GSPFirmware string `json:"gspFirmware"`
 	// NVLink is nil on boards without.
 	NVLink *NVLink `json:"nvlink,omitempty"`
-	// MIG is nil on boards that cannot be partitioned, or whose geometry nobody has captured.
+	// MIG is nil on boards that cannot be partitioned, or whose geometry was not captured.
 	MIG *Geometry `json:"mig,omitempty"`
 }
 
@@ -68,9 +68,9 @@ type NVLink struct {
 type Geometry struct {
 	// Slices is the number of placement units: 4, 8 or 12.
 	Slices int `json:"slices"`
-	// ModeNeedsReset means that a change of MIG mode waits for a reset of the GPU, and that the mode outlives reboots.
+	// ModeNeedsReset means that a change of MIG mode needs a reset of the GPU, and that the mode survives reboots.
 	ModeNeedsReset bool `json:"modeNeedsReset"`
-	// Estimated names the profiles whose memory, multiprocessors and engines nobody has captured.
+	// Estimated names the profiles whose memory, multiprocessors and engines were not captured.
 	Estimated []string `json:"estimated,omitempty"`
 	// Profiles in ascending order of enum within a size, as the data file has them.
 	Profiles []Profile `json:"profiles"`
@@ -87,7 +87,7 @@ type Profile struct {
 	// Size in placement units, and where an instance may start.
 	Size   int   `json:"size"`
 	Starts []int `json:"starts"`
-	// MaxInstances is what the driver reports; the placements and engines may allow fewer together with others.
+	// MaxInstances is the driver's value; placements and engines may allow fewer together with other profiles.
 	MaxInstances    int    `json:"maxInstances"`
 	MemoryMiB       uint64 `json:"memoryMiB"`
 	Multiprocessors int    `json:"multiprocessors"`
@@ -107,7 +107,7 @@ type ComputeProfile struct {
 	// Enum is NVML_COMPUTE_INSTANCE_PROFILE_*.
 	Enum int `json:"enum"`
 	ID   int `json:"id"`
-	// Slices is its compute slices; Starts are the compute slices at which it may begin.
+	// Slices is its number of compute slices; Starts are the compute slices at which it may start.
 	Slices int   `json:"slices"`
 	Starts []int `json:"starts"`
 }
@@ -173,7 +173,7 @@ func (b *Board) findProfile(match func(*Profile) bool) *Profile {
 	return nil
 }
 
-// Info is the profile in the words of pkg/domain/gpu. Name and Placements are left empty, as NVML gives them elsewhere.
+// Info converts the profile to pkg/domain/gpu. Name and Placements are empty, as NVML returns them elsewhere.
 func (p *Profile) Info() gpu.Profile {
 	return gpu.Profile{
 		ID:              p.ID,
@@ -190,7 +190,7 @@ func (p *Profile) Info() gpu.Profile {
 	}
 }
 
-// Placements lists where an instance may lie, in ascending start.
+// Placements lists the possible placements of an instance, in ascending start.
 func (p *Profile) Placements() []gpu.Placement {
 	placements := make([]gpu.Placement, len(p.Starts))
 	for i, s := range p.Starts {

@@ -7,12 +7,11 @@ import (
 	"fmt"
 )
 
-// Driver is the kernel driver of a node, and what ends with it.
+// Driver is the kernel driver of a node, with the state that it loses when unloaded.
 type Driver struct{ *core }
 
-// Reboot does to the node what a reboot of the machine does: a new boot id, the driver loaded, lost GPUs back,
-// partitions and clients gone. The MIG mode is kept where boards keep it (before Hopper), pending modes become active.
-// Faults stay.
+// Reboot simulates a reboot of the machine: a new boot ID, the driver loaded, lost GPUs restored, partitions and clients gone.
+// Boards before Hopper keep the MIG mode, and pending modes become active. Faults stay.
 func (d Driver) Reboot() error {
 	if err := d.Load(); err != nil {
 		return fmt.Errorf("reboot: %w", err)
@@ -33,7 +32,7 @@ func (d Driver) Reboot() error {
 	})
 }
 
-// restart is what a GPU forgets when it loses power or its driver.
+// restart clears the state that a GPU loses with its power or driver.
 func (d *access) restart(st *gpuState) error {
 	st.reset()
 	st.ComputeMode, st.TimeSlice = 0, 0
@@ -43,9 +42,9 @@ func (d *access) restart(st *gpuState) error {
 	return nil
 }
 
-// Unload takes the kernel driver away: every call fails with DRIVER_NOT_LOADED, /proc/driver/nvidia is gone, and
-// what a GPU keeps only while its driver runs is lost. It is refused while clients use a GPU or any session is open, one
-// of this Node's too, as rmmod refuses a module in use.
+// Unload unloads the kernel driver: every call fails with DRIVER_NOT_LOADED, /proc/driver/nvidia is gone, and GPU state that
+// depends on the running driver is lost. Like rmmod, it fails while clients use a GPU or any session is open, including one of this
+// Node.
 func (d Driver) Unload() error {
 	if d.open.isOpen(driverSlot) {
 		return fmt.Errorf("unload driver: module nvidia is in use by this process")
@@ -70,7 +69,7 @@ func (d Driver) Unload() error {
 	return d.ForceUnload()
 }
 
-// ForceUnload is Unload behind the back of those who have it open.
+// ForceUnload is Unload even while the driver is in use.
 func (d Driver) ForceUnload() error {
 	for i := range d.gpus {
 		if err := d.gpus[i].update(d.devices[i].restart); err != nil {
@@ -86,7 +85,7 @@ func (d Driver) ForceUnload() error {
 	})
 }
 
-// Load brings the kernel driver back.
+// Load loads the kernel driver again.
 func (d Driver) Load() error {
 	return d.state.update(func(s *nodeState) error {
 		s.Unloaded = false

@@ -15,7 +15,7 @@ const callInit = "nvmlInit_v2"
 // Calls counts the calls of NVML functions through a Node, failed calls included.
 type Calls struct {
 	counts map[string]*atomic.Int64     // by name of the call; the map itself never changes
-	trace  func(call string, index int) // nil: nobody wants to know
+	trace  func(call string, index int) // nil: no trace
 }
 
 func newCalls(trace io.Writer) *Calls {
@@ -24,12 +24,12 @@ func newCalls(trace io.Writer) *Calls {
 		c.counts[name] = new(atomic.Int64)
 	}
 	if trace != nil {
-		c.trace = func(call string, index int) { _, _ = fmt.Fprintf(trace, "%s %d\n", call, index) } // one write a line
+		c.trace = func(call string, index int) { _, _ = fmt.Fprintf(trace, "%s %d\n", call, index) } // one write per line
 	}
 	return c
 }
 
-// begin counts a call on the GPU of an index, or on none (-1).
+// begin counts a call on the GPU with an index, or on none (-1).
 func (c *Calls) begin(call string, index int) {
 	if n := c.counts[call]; n != nil {
 		n.Add(1)
@@ -63,7 +63,7 @@ func (c *Calls) Reset() {
 	}
 }
 
-// Calls that NVML does not have: what a fault of the MPS programs, or of the reset of a GPU, is named by.
+// Calls that NVML does not have: names for faults of the MPS programs and of GPU resets.
 const (
 	CallReset             = "gpuReset"
 	CallMPSControlStart   = "mpsControlStart"
@@ -71,8 +71,7 @@ const (
 	CallMPSServerStart    = "mpsServerStart"
 )
 
-// callNames are the NVML functions that are simulated, and what else faults may name, sorted. All other functions
-// answer NOT_SUPPORTED.
+// callNames are the simulated NVML functions and the other names for faults, sorted. All other functions answer NOT_SUPPORTED.
 var callNames = []string{
 	CallReset,
 	CallMPSControlCommand,
@@ -179,11 +178,10 @@ var callNames = []string{
 	"nvmlSystemGetProcessName",
 }
 
-// CallNames lists the NVML functions that are simulated, sorted: those that faults may name and Calls counts.
+// CallNames lists the simulated NVML functions, sorted: those that faults may name and Calls counts.
 func CallNames() []string { return slices.Clone(callNames) }
 
-// ResolveCall finds the simulated function that a name means: with or without "nvml" in front and version behind.
-// "*" means all.
+// ResolveCall finds a simulated function by its name, with or without the prefix "nvml" and the version suffix. "*" means all.
 func ResolveCall(name string) (string, error) {
 	if _, ok := slices.BinarySearch(callNames, name); ok || name == "*" {
 		return name, nil

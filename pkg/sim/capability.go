@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities in step with the partitions. Their
-// device files are made by nvidia-modprobe and stay for ever: the kernel module makes none (nv-caps.c has no device_create). An entry is
-// there before the partition can be found and goes after it, so that whoever finds a partition finds its entry.
+// capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities in sync with the partitions. Their
+// device files are created by nvidia-modprobe and stay forever: the kernel module creates none (nv-caps.c has no device_create). An
+// entry exists before the partition is visible and is removed after it, so that any visible partition has its entry.
 type capabilities struct {
 	root  string
 	minor int // of the GPU
@@ -37,7 +37,7 @@ func (c *capabilities) entries(st *gpuState) []capability {
 	return all
 }
 
-// missing lists the entries of a that b has not.
+// missing lists the entries of a that b lacks.
 func missing(a, b []capability) []capability {
 	has := make(map[int]bool, len(b))
 	for _, c := range b {
@@ -52,7 +52,7 @@ func missing(a, b []capability) []capability {
 	return m
 }
 
-// appear makes the entries of new partitions.
+// appear creates the entries of new partitions.
 func (c *capabilities) appear(old, next *gpuState) error {
 	for _, e := range missing(c.entries(next), c.entries(old)) {
 		if err := c.makeEntry(e); err != nil {
@@ -62,11 +62,11 @@ func (c *capabilities) appear(old, next *gpuState) error {
 	return nil
 }
 
-// makeEntry makes an entry, or takes back one that was put aside, which is faster.
+// makeEntry creates an entry, or reuses one that was set aside, which is faster.
 func (c *capabilities) makeEntry(e capability) error {
 	dir := c.dir(e)
 	if os.Rename(c.aside(e), dir) == nil {
-		now := time.Now() // it is another entry, and shows it
+		now := time.Now() // a new entry has a new time
 		return os.Chtimes(filepath.Join(dir, "access"), now, now)
 	}
 	if err := makeDirectory(dir); err != nil {
@@ -75,8 +75,7 @@ func (c *capabilities) makeEntry(e capability) error {
 	return os.WriteFile(filepath.Join(dir, "access"), []byte(capabilityFile(e.minor)), 0o444)
 }
 
-// vanish puts the entries of partitions that are gone aside, compute instances first. What cannot be moved is in
-// nobody's way.
+// vanish sets the entries of destroyed partitions aside, compute instances first. Leftovers do no harm.
 func (c *capabilities) vanish(old, next *gpuState) {
 	gone := missing(c.entries(old), c.entries(next))
 	for i := len(gone) - 1; i >= 0; i-- {
@@ -89,7 +88,7 @@ func (c *capabilities) dir(e capability) string {
 	return filepath.Join(c.root, capabilityDir(c.minor), e.dir)
 }
 
-// asideDir is where entries lie that are not active, by their minor, which is theirs alone.
+// asideDir contains inactive entries by their minor, which is unique.
 const asideDir = stateDir + "/capabilities"
 
 func (c *capabilities) aside(e capability) string {

@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cell is one piece of state that changes as a whole, in memory or in a file that several processes share.
-// Values are never changed in place: an update makes a new one, so a reader keeps what it has read.
+// cell is one piece of state that changes as a whole, in memory or in a file that several processes share. Values are immutable: an
+// update creates a new one, so that readers keep theirs.
 type cell[T any] struct {
 	path   string // empty: in memory
 	stat   func() (fileID, error)
 	clone  func(*T) *T
 	decode func([]byte) (*T, error)
-	// before and after, where set, keep something outside in step with the value: before the new value is there, and
-	// after it is. An error from before stops the update. Other processes wait meanwhile.
+	// before and after, if set, keep external state in sync with the value: they run before and after the new value is visible. An
+	// error from before stops the update. Other processes wait meanwhile.
 	before func(old, next *T) error
 	after  func(old, next *T)
-	// stale, where set, reports that something in the value is no longer so, and settle takes it out.
+	// stale, if set, reports that the value is out of date, and settle updates it.
 	stale  func(*T) bool
 	settle func(*T)
 
@@ -61,18 +61,18 @@ func openCell[T any](path string, clone func(*T) *T, decode func([]byte) (*T, er
 	return &cell[T]{path: path, stat: statter(path), clone: clone, decode: decode}
 }
 
-// load returns the present value: the cached one unless the file has changed.
+// load returns the current value: the cached one unless the file has changed.
 func (c *cell[T]) load() (*T, error) {
 	value, err := c.present()
 	if err != nil || c.stale == nil || !c.stale(value) {
 		return value, err
 	}
-	value = c.clone(value) // the next update takes it out of the file
+	value = c.clone(value) // the next update removes it from the file
 	c.settle(value)
 	return value, nil
 }
 
-// present returns the value as it was last written.
+// present returns the last written value.
 func (c *cell[T]) present() (*T, error) {
 	if v := c.cur.Load(); v != nil {
 		if c.path == "" {
@@ -91,7 +91,7 @@ func (c *cell[T]) present() (*T, error) {
 	return c.read()
 }
 
-// read reads the file if it is another than the cached one. mu is held.
+// read reads the file if it differs from the cached one. mu is held.
 func (c *cell[T]) read() (*T, error) {
 	id, err := c.stat()
 	if err != nil {
@@ -102,8 +102,8 @@ func (c *cell[T]) read() (*T, error) {
 			return v.value, nil
 		}
 		data, readErr := os.ReadFile(c.path)
-		// A writer writes into a file that is not the present version. If what was read is still the present version
-		// now, nobody wrote into it meanwhile; if not, what was read may be anything.
+		// A writer writes into a file that is not the current version. If the file that was read is still the current version, it
+		// was not written meanwhile; otherwise the data may be garbage.
 		now, err := c.stat()
 		if err != nil {
 			return nil, err
@@ -124,8 +124,7 @@ func (c *cell[T]) read() (*T, error) {
 	}
 }
 
-// update changes the value: change gets a copy, and an error from it leaves everything as it was.
-// Updates of all processes happen one after the other.
+// update changes the value: change gets a copy, and its errors leave the value unchanged. Updates of all processes are serialised.
 func (c *cell[T]) update(change func(*T) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,7 +187,7 @@ var sysFstatat = map[string]uintptr{"amd64": 262, "arm64": 79}[runtime.GOARCH]
 // atCWD is AT_FDCWD: paths that are not absolute begin at the current directory.
 const atCWD = ^uintptr(99)
 
-// statter returns a function that gives the identity of a file. Every NVML call asks for it, so it allocates nothing.
+// statter returns a function that returns the identity of a file. It is part of every NVML call, so it allocates nothing.
 func statter(path string) func() (fileID, error) {
 	name, err := syscall.BytePtrFromString(path)
 	return func() (fileID, error) {
@@ -209,15 +208,15 @@ func statter(path string) func() (fileID, error) {
 	}
 }
 
-// replaceFile makes data the next version of a file whose present one has the identity last. Only the holder of the
-// lock may. There are always two files: the present version, and a spare one that becomes the next; they change places
-// in one step. Making and removing files instead, or renaming over one, takes ext4 ten times as long.
+// replaceFile makes data the next version of a file whose current one has the identity last. The caller holds the lock. There are
+// always two files, the current version and a spare one that becomes the next, which are exchanged atomically. Creating and
+// removing files instead, or renaming over one, takes ext4 ten times as long.
 func replaceFile(path string, data []byte, last fileID) (fileID, error) {
 	spare := path + ".spare"
 	if err := writePadded(spare, data); err != nil {
 		return fileID{}, err
 	}
-	// The two change places for ever and clocks are coarse, so the modification time is moved on by hand.
+	// The same two files alternate and clocks are coarse, so the modification time is advanced explicitly.
 	when := time.Now()
 	if before := time.Unix(last.mtime, last.mnsec); !when.After(before) {
 		when = before.Add(time.Nanosecond)
@@ -232,14 +231,13 @@ func replaceFile(path string, data []byte, last fileID) (fileID, error) {
 	if unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE) == nil {
 		return id, nil
 	}
-	return id, os.Rename(spare, path) // the first version, or a file system that cannot exchange
+	return id, os.Rename(spare, path) // the first version, or a file system without exchange
 }
 
-// padding is the multiple to which versions are filled with blanks, which mean nothing in JSON. Files that change
-// their size cost more.
+// padding is the multiple to which versions are padded with blanks, which JSON ignores. Changing the size of a file costs more.
 const padding = 1024
 
-// writePadded writes data over what a file has.
+// writePadded overwrites a file with padded data.
 func writePadded(path string, data []byte) error {
 	for len(data)%padding != 0 {
 		data = append(data, ' ')
@@ -248,7 +246,7 @@ func writePadded(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() // a write that failed has said so
+	defer f.Close() // write errors are reported above
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -262,7 +260,7 @@ func writePadded(path string, data []byte) error {
 	return err
 }
 
-// lockFile waits for the lock that processes take in turn, and returns how to give it back.
+// lockFile waits for the lock between processes, and returns a function that releases it.
 func lockFile(path string) (unlock func(), err error) {
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CREAT|syscall.O_CLOEXEC, 0o644)
 	if err != nil {
@@ -278,5 +276,5 @@ func lockFile(path string) (unlock func(), err error) {
 		_ = syscall.Close(fd)
 		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
 	}
-	return func() { _ = syscall.Close(fd) }, nil // closing gives the lock back; nothing was written
+	return func() { _ = syscall.Close(fd) }, nil // closing releases the lock; nothing was written
 }

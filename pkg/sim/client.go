@@ -37,8 +37,8 @@ func (cs *Clients) Add(index int, c Client) error {
 	})
 }
 
-// FabricPending reports whether a GPU is not registered with its NVLink fabric: until then CUDA programs cannot use it, a single GPU of a
-// virtual machine neither (kernel-open/nvidia-uvm/uvm_gpu.c, init_gpu: FABRIC_NOT_READY).
+// FabricPending reports whether a GPU is not registered with its NVLink fabric yet: until then CUDA programs cannot use it, not
+// even a single GPU of a virtual machine (kernel-open/nvidia-uvm/uvm_gpu.c, init_gpu: FABRIC_NOT_READY).
 func (cs *Clients) FabricPending(index int) (bool, error) {
 	st, err := cs.gpus[index].load()
 	if err != nil {
@@ -65,7 +65,7 @@ func (st *gpuState) checkClient(c Client) error {
 	return nil
 }
 
-// checkMode refuses a client that the compute mode keeps off the GPU or the partition.
+// checkMode rejects a client that the compute mode excludes from the GPU or the partition.
 func (st *gpuState) checkMode(c Client) error {
 	mode := st.ComputeMode
 	if c.Leaked {
@@ -88,7 +88,7 @@ func (st *gpuState) checkMode(c Client) error {
 	return nil
 }
 
-// errNoClient says that a process uses no such GPU.
+// errNoClient means that a process does not use the GPU.
 var errNoClient = errors.New("not found")
 
 // Remove ends the use of a GPU by a process.
@@ -106,7 +106,7 @@ func (cs *Clients) Remove(index, pid int) error {
 	})
 }
 
-// users lists the processes that use what a filter picks: "process 71 (dcgm)"; empty if nobody does.
+// users lists the clients that match a filter: "process 71 (dcgm)"; empty for none.
 func (st *gpuState) users(pick func(Client) bool) string {
 	s := ""
 	for _, c := range st.Clients {
@@ -121,7 +121,7 @@ func (st *gpuState) users(pick func(Client) bool) string {
 	return s
 }
 
-// ProcessName is the name of a process that uses a GPU, or of any that runs (nvmlSystemGetProcessName).
+// ProcessName is the name of a client or of any running process (nvmlSystemGetProcessName).
 func (n *Node) ProcessName(pid int) (string, error) {
 	const call = "nvmlSystemGetProcessName"
 	if err := n.enter(call, -1); err != nil {

@@ -22,17 +22,17 @@ type ComputeInstanceInfo struct {
 	ProfileID int
 	// Placement in compute slices of the GPU instance.
 	Placement gpu.Placement
-	// GPUInstance holds it.
+	// GPUInstance contains it.
 	GPUInstance *GPUInstance
 }
 
-// ComputeInstanceHandle is the handle of a compute instance by what identifies it, whether it exists or not. Of the
-// GPU instance only the ID is needed: the serial number of a compute instance says which one it lies in.
+// ComputeInstanceHandle returns the handle of a compute instance by its identity, whether it exists or not. The GPU instance needs
+// only its ID: the serial number of the compute instance implies the rest.
 func (d MIG) ComputeInstanceHandle(gi, id int, serial uint64) *ComputeInstance {
 	return &ComputeInstance{parent: &GPUInstance{device: d, id: gi}, id: id, serial: serial}
 }
 
-// Parent is the GPU instance that holds it.
+// Parent is the GPU instance that contains it.
 func (c *ComputeInstance) Parent() *GPUInstance { return c.parent }
 
 // ID is the compute instance ID within its GPU instance.
@@ -41,7 +41,7 @@ func (c *ComputeInstance) ID() int { return c.id }
 // Serial distinguishes the instance from others of the same ID.
 func (c *ComputeInstance) Serial() uint64 { return c.serial }
 
-// find returns the compute instance in the state of its GPU, with what holds it.
+// find returns the compute instance in the state of its GPU, with its GPU instance.
 func (c *ComputeInstance) find(call string, st *gpuState) (*computeInstance, *gpuInstance, error) {
 	d := c.parent.device
 	if err := d.needMIG(call, st); err != nil {
@@ -64,8 +64,8 @@ func computeProfile(call string, p *Profile, id int) (*ComputeProfile, error) {
 	return c, nil
 }
 
-// ComputeProfileInfo is a compute instance profile and what it gets of its GPU instance
-// (nvmlComputeInstanceProfileInfo_t). Engines are those of the GPU instance, shared.
+// ComputeProfileInfo is a compute instance profile and its part of its GPU instance (nvmlComputeInstanceProfileInfo_t). Engines are
+// those of the GPU instance, shared.
 type ComputeProfileInfo struct {
 	ComputeProfile
 	Name            string
@@ -101,7 +101,7 @@ func (g *GPUInstance) ComputeInstanceProfileInfo(enum, engines int) (ComputeProf
 	}, nil
 }
 
-// ComputeInstancePossiblePlacements lists where compute instances of a profile ID may lie
+// ComputeInstancePossiblePlacements lists the possible placements of compute instances of a profile ID
 // (nvmlGpuInstanceGetComputeInstancePossiblePlacements).
 func (g *GPUInstance) ComputeInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
 	const call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
@@ -120,7 +120,7 @@ func (g *GPUInstance) ComputeInstancePossiblePlacements(profileID int) ([]gpu.Pl
 	return placements, nil
 }
 
-// ComputeInstanceRemainingCapacity is how many more of a profile ID fit
+// ComputeInstanceRemainingCapacity is the number of instances of a profile ID that still fit
 // (nvmlGpuInstanceGetComputeInstanceRemainingCapacity).
 func (g *GPUInstance) ComputeInstanceRemainingCapacity(profileID int) (int, error) {
 	const call = "nvmlGpuInstanceGetComputeInstanceRemainingCapacity"
@@ -142,14 +142,12 @@ func (g *GPUInstance) ComputeInstanceRemainingCapacity(profileID int) (int, erro
 	return count, nil
 }
 
-// CreateComputeInstance creates a compute instance of a profile ID at the first place that is free
-// (nvmlGpuInstanceCreateComputeInstance).
+// CreateComputeInstance creates a compute instance of a profile ID at the first free place (nvmlGpuInstanceCreateComputeInstance).
 func (g *GPUInstance) CreateComputeInstance(profileID int) (*ComputeInstance, error) {
 	return g.createComputeInstance("nvmlGpuInstanceCreateComputeInstance", profileID, nil)
 }
 
-// CreateComputeInstanceWithPlacement makes it at a placement
-// (nvmlGpuInstanceCreateComputeInstanceWithPlacement).
+// CreateComputeInstanceWithPlacement creates it at a placement (nvmlGpuInstanceCreateComputeInstanceWithPlacement).
 func (g *GPUInstance) CreateComputeInstanceWithPlacement(profileID int, at gpu.Placement) (*ComputeInstance, error) {
 	return g.createComputeInstance("nvmlGpuInstanceCreateComputeInstanceWithPlacement", profileID, &at)
 }
@@ -169,7 +167,7 @@ func (g *GPUInstance) createComputeInstance(call string, profileID int, at *gpu.
 		if err != nil {
 			return err
 		}
-		for gi.findCompute(made.id) != nil { // the driver gives out the lowest free number
+		for gi.findCompute(made.id) != nil { // the driver assigns the lowest free number
 			made.id++
 		}
 		st.LastSerial++
@@ -185,7 +183,7 @@ func (g *GPUInstance) createComputeInstance(call string, profileID int, at *gpu.
 	return made, nil
 }
 
-// place finds the start of a new compute instance: the one asked for, or the first that is free.
+// place finds the start of a new compute instance: the requested one, or the first free one.
 func (gi *gpuInstance) place(call string, p *Profile, c *ComputeProfile, at *gpu.Placement) (int, error) {
 	if at != nil {
 		if at.Size != c.Slices {

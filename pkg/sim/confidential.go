@@ -32,7 +32,7 @@ func (h Hardware) SetConfidential(mode int) error {
 	})
 }
 
-// Confidential asks a node's driver about confidential computing.
+// Confidential is the confidential computing state of a node.
 type Confidential struct{ *Node }
 
 // ConfidentialComputing reports whether the node's GPUs run in confidential computing mode (nvmlSystemGetConfComputeState:

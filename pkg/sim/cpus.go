@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// CPURange is a run of CPUs by their numbers, both ends in it.
+// CPURange is an inclusive range of CPU numbers.
 type CPURange struct{ First, Last int }
 
-// numaNodes is how many NUMA nodes the sockets have together.
+// numaNodes is the number of NUMA nodes of all sockets.
 func (s *spec) numaNodes() int {
 	last := 0
 	for i := range s.GPUs {
@@ -26,8 +26,8 @@ func (s *spec) numaNodes() int {
 	return (last/perSocket + 1) * perSocket
 }
 
-// cpusOf are the CPUs of a NUMA node, or all where it is negative: the first threads of its cores, then, as Linux counts,
-// the second threads behind the first ones of all nodes.
+// cpusOf are the CPUs of a NUMA node, or all if it is negative: the first threads of its cores, then the second ones, which Linux
+// numbers after the first threads of all nodes.
 func (s *spec) cpusOf(numa int) []CPURange {
 	threads, cores := max(s.ThreadsPerCore, 1), s.numaNodes()*s.CPUsPerNUMA
 	if numa < 0 {
@@ -41,7 +41,7 @@ func (s *spec) cpusOf(numa int) []CPURange {
 	return ranges
 }
 
-// cpuList writes ranges as Linux does: "0-55,112-167".
+// cpuList formats ranges like Linux: "0-55,112-167".
 func cpuList(ranges []CPURange) string {
 	words := make([]string, 0, len(ranges))
 	for _, r := range ranges {
@@ -57,7 +57,7 @@ const (
 	distanceFar    = 32
 )
 
-// addNUMA adds the NUMA nodes, and of the CPUs what shows the socket of a node.
+// addNUMA adds the NUMA nodes, and the CPU files that show the socket of a node.
 func (s *spec) addNUMA(files map[string]treeFile) {
 	perSocket := max(s.NUMAPerSocket, 1)
 	for node := range s.numaNodes() {

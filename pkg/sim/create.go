@@ -15,7 +15,7 @@ import (
 	"syscall"
 )
 
-// Where things lie under a root.
+// Paths under a root.
 const (
 	libraryDir  = "usr/lib/x86_64-linux-gnu"
 	binaryDir   = "usr/bin"
@@ -23,23 +23,23 @@ const (
 	stashedProc = stateDir + "/proc-driver-nvidia"
 )
 
-// WithoutDeviceNodes leaves out the device files, which only root may make.
+// WithoutDeviceNodes omits the device files, which only root may create.
 func WithoutDeviceNodes() Option { return func(o *options) { o.noDeviceNodes = true } }
 
 // WithLibrary installs the file as libnvidia-ml.so.1; without it the root has none.
 func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
 
-// WithExecutable installs the file as nvidia-smi and as the programs of MPS; it has to act as what it is called.
+// WithExecutable installs the file as nvidia-smi and as the programs of MPS; it must behave according to its name.
 func WithExecutable(path string) Option { return func(o *options) { o.executable = path } }
 
-// WithForce replaces a node that is there already.
+// WithForce replaces an existing node.
 func WithForce() Option { return func(o *options) { o.force = true } }
 
-// ErrExists says that there is a simulated node under the root already.
+// ErrExists means that there is already a simulated node under the root.
 var ErrExists = errors.New("a simulated node is there already")
 
-// Create creates a node under root, as a driver root: libraries, programs, device files, and stand-ins for what the
-// kernel shows under /proc and /sys. The state comes last, so that a node is either whole or not there.
+// Create creates a node under root, as a driver root: libraries, programs, device files, and stand-ins for the kernel's /proc and
+// /sys. The state is written last, so that a node is either complete or absent.
 func Create(root, model string, opts ...Option) (*Node, error) {
 	o := newOptions(opts)
 	s, err := newSpec(model, o)
@@ -63,7 +63,7 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 	return Open(root, opts...)
 }
 
-// clearRoot makes sure that the root holds nothing: no other files, and no earlier node unless it may go.
+// clearRoot makes sure that the root is empty: it removes an earlier node if allowed, but no other files.
 func clearRoot(root string, force bool) error {
 	if filepath.Dir(root) == root {
 		return fmt.Errorf("create simulated node under %s: that is no directory to put a node into", root)
@@ -78,18 +78,18 @@ func clearRoot(root string, force bool) error {
 	if _, err := os.Stat(filepath.Join(root, stateDir)); err != nil {
 		return fmt.Errorf("create simulated node under %s: the directory holds other files: %w", root, fs.ErrExist)
 	}
-	// A node whose making was interrupted has no node.json, and is in nobody's use.
+	// A partly created node has no node.json, and is not in use.
 	if _, err := os.Stat(filepath.Join(root, stateDir, "node.json")); err == nil && !force {
 		return fmt.Errorf("create simulated node under %s: %w", root, ErrExists)
 	}
 	return Remove(root)
 }
 
-// created are the directories under a root that a node consists of; the one by which a node is recognised comes last.
+// created are the directories of a node under a root; the one that identifies a node comes last.
 var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir,
 	"proc", "sys", "dev", stateDir}
 
-// Remove takes away the node under root, and nothing else that may lie there.
+// Remove removes the node under root, and nothing else there.
 func Remove(root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -106,7 +106,7 @@ func Remove(root string) error {
 	}
 	for _, dir := range created {
 		err := os.RemoveAll(filepath.Join(root, dir))
-		if errors.Is(err, syscall.ENOTEMPTY) { // who records what happens has made its file anew meanwhile
+		if errors.Is(err, syscall.ENOTEMPTY) { // a recorder has recreated its file meanwhile
 			err = os.RemoveAll(filepath.Join(root, dir))
 		}
 		if err != nil {
@@ -114,14 +114,14 @@ func Remove(root string) error {
 		}
 		for parent := filepath.Dir(dir); parent != "."; parent = filepath.Dir(parent) {
 			if err := os.Remove(filepath.Join(root, parent)); err != nil {
-				break // it holds something else, or is gone
+				break // it is not empty, or gone
 			}
 		}
 	}
 	return nil
 }
 
-// stubLibraries are the driver libraries that containers get, alongside libnvidia-ml, and how far their SONAME goes.
+// stubLibraries are the driver libraries for containers, besides libnvidia-ml, and the extent of their SONAME.
 var stubLibraries = []string{
 	"libcuda.so.1",
 	"libcudadebugger.so.1",
@@ -134,12 +134,12 @@ var stubLibraries = []string{
 	"libnvidia-ptxjitcompiler.so.1",
 }
 
-// makeDirectory creates a directory, and those above it, as drivers and kernels have them: for all to read.
+// makeDirectory creates a directory and its parents, readable by all, as those of drivers and kernels.
 func makeDirectory(path string) error {
 	return os.MkdirAll(path, 0o755) //nolint:gosec // nvidia-smi works for every user
 }
 
-// createRoot creates the directory by which a node is known, before anything else.
+// createRoot creates the directory that identifies a node, before anything else.
 func createRoot(root string, _ *spec, _ *options) error {
 	return makeDirectory(filepath.Join(root, asideDir))
 }
@@ -192,17 +192,16 @@ func installLibrary(dir, soname, version string, data []byte) error {
 	return nil
 }
 
-// programs are those that the file of WithExecutable acts as. All but the first are there without it too, as files that
-// only say what they are: containers get them.
+// programs are the names of the file of WithExecutable. Without it, all but the first are placeholders for containers.
 var programs = []string{"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
-// placeholder stands where a program is missing.
+// placeholder replaces a missing program.
 const placeholder = `#!/bin/sh
 echo "$0: simulated node: made without this program" >&2
 exit 1
 `
 
-// createPrograms installs what belongs under usr/bin, and the firmware that containers get.
+// createPrograms installs the programs under usr/bin, and the firmware for containers.
 func createPrograms(root string, s *spec, o *options) error {
 	dir := filepath.Join(root, o.binaryDir())
 	if o.executable == "" {
@@ -287,7 +286,7 @@ type deviceNode struct {
 	major, minor int
 }
 
-// deviceNodes lists those of the whole node.
+// deviceNodes lists the device files of the node.
 func (s *spec) deviceNodes() []deviceNode {
 	nodes := []deviceNode{
 		{"dev/nvidiactl", majorNVIDIA, minorCtl},
@@ -307,14 +306,14 @@ func (s *spec) deviceNodes() []deviceNode {
 	return nodes
 }
 
-// createDeviceNodes creates the device files. No driver answers behind them.
+// createDeviceNodes creates the device files. No driver is behind them.
 func createDeviceNodes(root string, s *spec, o *options) error {
 	if o.noDeviceNodes {
 		return nil
 	}
 	nodes := s.deviceNodes()
 	if s.DevRoot == "" {
-		nodes = append(nodes, deviceNode{"dev/null", 1, 3}) // which programs in the root want besides
+		nodes = append(nodes, deviceNode{"dev/null", 1, 3}) // also needed by programs in the root
 	}
 	if o.noControlNodes {
 		nodes = slices.DeleteFunc(nodes, func(n deviceNode) bool { return slices.Contains(controlNodes, n.name) })
@@ -335,7 +334,7 @@ func createDeviceNodes(root string, s *spec, o *options) error {
 	return nil
 }
 
-// makeNode makes a character device that its owner may use.
+// makeNode creates a character device accessible to its owner.
 func makeNode(path string, major, minor int) error {
 	dev := (major&0xfff)<<8 | minor&0xff | (minor&^0xff)<<12
 	if err := syscall.Mknod(path, syscall.S_IFCHR|0o660, dev); err != nil {

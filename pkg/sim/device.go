@@ -9,25 +9,25 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Device is a physical GPU of a simulated node: what an NVML device handle stands for.
+// Device is a physical GPU of a simulated node, as an NVML device handle.
 type Device struct{ *access }
 
 // MIG is the MIG mode of the GPU and its partitions.
 func (d *Device) MIG() MIG { return MIG(*d) }
 
-// Links is how the GPU is connected.
+// Links are the GPU's connections.
 func (d *Device) Links() Links { return Links(*d) }
 
-// Memory is the memory of the GPU, and who uses it.
+// Memory is the memory of the GPU, and its users.
 func (d *Device) Memory() DeviceMemory { return DeviceMemory(*d) }
 
-// Modes are what can be set on the GPU, and what its virtualization is.
+// Modes are the settings of the GPU, and its virtualization.
 func (d *Device) Modes() Modes { return Modes(*d) }
 
-// Telemetry is what the GPU measures.
+// Telemetry is the GPU's measurements.
 func (d *Device) Telemetry() Telemetry { return Telemetry(*d) }
 
-// access is what all calls on a GPU need: its node, its place there, its board and its state.
+// access is the common part of all calls on a GPU: its node, index, board and state.
 type access struct {
 	node  *Node
 	index int
@@ -64,7 +64,7 @@ func (d *access) change(call string, change func(*gpuState) error) error {
 	return fail(call, CodeUnknown, "%v", err)
 }
 
-// Board is the product this GPU is.
+// Board is the GPU's product.
 func (d *access) Board() *Board { return d.board }
 
 // String names the GPU for people: "GPU 3".
@@ -109,7 +109,7 @@ func (d *Device) ModuleID() (int, error) {
 	return d.spec.Module, d.node.enter("nvmlDeviceGetModuleId", d.index)
 }
 
-// PCIInfo is what NVML reports of a PCI function (nvmlPciInfo_t).
+// PCIInfo describes a PCI function (nvmlPciInfo_t).
 type PCIInfo struct {
 	// BusID has the eight-digit domain of NVML: "00000000:1B:00.0".
 	BusID string
@@ -119,7 +119,7 @@ type PCIInfo struct {
 	Address     gpu.PCIAddress
 }
 
-// PCI is where the GPU is on its bus (nvmlDeviceGetPciInfo_v3).
+// PCI is the GPU's PCI function (nvmlDeviceGetPciInfo_v3).
 func (d *Device) PCI() (PCIInfo, error) {
 	if err := d.node.enter("nvmlDeviceGetPciInfo_v3", d.index); err != nil {
 		return PCIInfo{}, err
@@ -127,11 +127,11 @@ func (d *Device) PCI() (PCIInfo, error) {
 	return pciInfo(&d.spec.pciEntry, d.board), nil
 }
 
-// pciInfo describes a PCI function; board is nil for what is no GPU.
+// pciInfo describes a PCI function; board is nil for other devices than GPUs.
 func pciInfo(e *pciEntry, board *Board) PCIInfo {
 	a, err := e.address()
 	if err != nil {
-		return PCIInfo{} // addresses were checked when the node was made
+		return PCIInfo{} // addresses were checked when the node was created
 	}
 	info := PCIInfo{
 		BusID:    fmt.Sprintf("%08X:%02X:%02X.%X", a.Domain, a.Bus, a.Device, a.Function),
@@ -144,7 +144,7 @@ func pciInfo(e *pciEntry, board *Board) PCIInfo {
 	return info
 }
 
-// parseHex reads "0x2330"; 0 if it is none.
+// parseHex parses "0x2330"; 0 if invalid.
 func parseHex(s string) uint32 {
 	var v uint32
 	for _, c := range strings.TrimPrefix(s, "0x") {

@@ -25,26 +25,26 @@ const (
 // WithFlatLayout puts libraries into lib64 and programs into bin, as GKE's driver has them.
 func WithFlatLayout() Option { return func(o *options) { o.flat = true } }
 
-// WithFirstMinor adds to the minor numbers of GPUs. Who looks for users of a GPU by the number of its device node takes those of
-// another simulated node on the same machine for its own else.
+// WithFirstMinor adds to the minor numbers of GPUs. Otherwise a search for users of a GPU by its device number would find those of
+// other simulated nodes on the same machine.
 func WithFirstMinor(n int) Option { return func(o *options) { o.firstMinor = n } }
 
-// WithDevRoot puts the device files below another root's dev, and leaves the driver's own root without one, as on GKE.
+// WithDevRoot puts the device files below another root's dev, so that the driver's own root has none, as on GKE.
 func WithDevRoot(dir string) Option { return func(o *options) { o.devRoot = dir } }
 
-// WithoutControlNodes creates a node on which no CUDA program has run since it booted: nvidia-uvm is not loaded, and neither
-// its device files nor nvidiactl are there until nvidia-modprobe runs (nvidia-container-toolkit#1979).
+// WithoutControlNodes creates a node on which no CUDA program has run since it booted: nvidia-uvm is not loaded, and its device
+// files and nvidiactl are missing until nvidia-modprobe runs (nvidia-container-toolkit#1979).
 func WithoutControlNodes() Option { return func(o *options) { o.noControlNodes = true } }
 
-// WithPrograms installs a file as nvidia-smi and nvidia-modprobe in place of that of WithExecutable; it has to act as what
-// it is called. NVIDIA's are linked dynamically: they need a loader and a C library.
+// WithPrograms installs a file as nvidia-smi and nvidia-modprobe in place of that of WithExecutable; it must behave according to
+// its name. NVIDIA's are linked dynamically: they need a loader and a C library.
 func WithPrograms(path string) Option { return func(o *options) { o.programs = path } }
 
-// WithoutModprobe leaves nvidia-modprobe out, as distributions do that package it by itself.
+// WithoutModprobe omits nvidia-modprobe, like distributions that package it separately.
 func WithoutModprobe() Option { return func(o *options) { o.noModprobe = true } }
 
-// WithFiles copies files of this machine below the root, by the same paths: a C library and its loader, which a driver
-// container has and GKE's driver has not.
+// WithFiles copies files of this machine below the root, by the same paths: a C library and its loader, which a driver container
+// has, but GKE's driver does not.
 func WithFiles(paths ...string) Option {
 	return func(o *options) { o.files = append(o.files, paths...) }
 }
@@ -73,7 +73,7 @@ func createDriverPrograms(root string, _ *spec, o *options) error {
 	return nil
 }
 
-// copyBelow copies a file to a path below a root, in place of one that is there.
+// copyBelow copies a file to a path below a root, replacing an existing one.
 func copyBelow(root, from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -103,7 +103,7 @@ func (o *options) binaryDir() string {
 	return binaryDir
 }
 
-// devRoot is the root below whose dev the device files of a node under root lie.
+// devRoot is the root with the device files of a node under root.
 func (s *spec) devRoot(root string) string {
 	if s.DevRoot != "" {
 		return s.DevRoot
@@ -111,17 +111,17 @@ func (s *spec) devRoot(root string) string {
 	return root
 }
 
-// removeDevRoot takes away the device files of a node that lie below another root.
+// removeDevRoot removes the device files of a node from another root.
 func removeDevRoot(root string) error {
 	n, err := Open(root)
 	if err != nil || n.spec.DevRoot == "" {
-		return nil //nolint:nilerr // what is no whole node, or has none elsewhere
+		return nil //nolint:nilerr // an incomplete node, or one without files elsewhere
 	}
 	var names []string
 	for _, d := range n.spec.deviceNodes() {
 		names = append(names, d.name)
 	}
-	for i := range n.spec.GPUs { // those that nvidia-modprobe made
+	for i := range n.spec.GPUs { // those created by nvidia-modprobe
 		for offset := range capPerGPU {
 			names = append(names, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capGPUInstance(n.spec.GPUs[i].Minor, 0)+offset))
 		}
@@ -147,7 +147,7 @@ func (s *spec) node(name string) (deviceNode, error) {
 	return nodes[i], nil
 }
 
-// openDeviceNode opens the device file of a GPU by its path alone, as there is no driver behind it; nil where there is none.
+// openDeviceNode opens the device file of a GPU with O_PATH, as there is no driver behind it; nil if missing.
 func (f *Files) openDeviceNode(index int) *os.File {
 	if !f.spec.DeviceNodes {
 		return nil
@@ -160,7 +160,7 @@ func (f *Files) openDeviceNode(index int) *os.File {
 	return os.NewFile(uintptr(fd), path)
 }
 
-// openCapability opens the capability node of a GPU instance, which nvidia-modprobe makes if it is not there.
+// openCapability opens the capability node of a GPU instance, which nvidia-modprobe creates if it is missing.
 func (f *Files) openCapability(gpuMinor, gi int) (*os.File, error) {
 	file := fmt.Sprintf("/%s/gi%d/access", capabilityDir(gpuMinor), gi)
 	if err := f.ModprobeCapability(file); err != nil {
@@ -174,7 +174,7 @@ func (f *Files) openCapability(gpuMinor, gi int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// RemoveDeviceNodes takes device files away, by their names below /dev.
+// RemoveDeviceNodes removes device files, by their names below /dev.
 func (f *Files) RemoveDeviceNodes(names ...string) error {
 	for _, name := range names {
 		d, err := f.spec.node(name)
@@ -188,10 +188,10 @@ func (f *Files) RemoveDeviceNodes(names ...string) error {
 	return nil
 }
 
-// wrongMajor is one that no driver of the node has: of a device file that an earlier load of a module left behind.
+// wrongMajor is not used by any driver of the node: it simulates a device file left behind by an earlier load of a module.
 const wrongMajor = 240
 
-// SpoilDeviceNodes gives device files a major that leads nowhere.
+// SpoilDeviceNodes gives device files an unused major.
 func (f *Files) SpoilDeviceNodes(names ...string) error {
 	for _, name := range names {
 		d, err := f.spec.node(name)
@@ -205,7 +205,7 @@ func (f *Files) SpoilDeviceNodes(names ...string) error {
 	return nil
 }
 
-// remakeNode creates a device file anew.
+// remakeNode recreates a device file.
 func (f *Files) remakeNode(d deviceNode) error {
 	file := filepath.Join(f.spec.devRoot(f.root), d.name)
 	if err := makeDirectory(filepath.Dir(file)); err != nil {
@@ -217,8 +217,8 @@ func (f *Files) remakeNode(d deviceNode) error {
 	return makeNode(file, d.major, d.minor)
 }
 
-// Modprobe does what nvidia-modprobe does: without uvm it makes nvidiactl (minor 255) and the nodes of GPUs, with it it
-// loads nvidia-uvm and makes its two (nvidia-modprobe.c, main).
+// Modprobe simulates nvidia-modprobe: without uvm it creates nvidiactl (minor 255) and the nodes of GPUs, with uvm it loads
+// nvidia-uvm and creates its two nodes (nvidia-modprobe.c, main).
 func (f *Files) Modprobe(uvm bool, minors ...int) error {
 	if uvm {
 		if err := f.loadUVM(); err != nil {
@@ -241,7 +241,7 @@ func (f *Files) Modprobe(uvm bool, minors ...int) error {
 	return nil
 }
 
-// ModprobeCapability does what nvidia-modprobe -f does for a file such as /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access
+// ModprobeCapability simulates nvidia-modprobe -f with a file such as /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access
 // (nvidia-modprobe-utils.c, nvidia_cap_mknod).
 func (f *Files) ModprobeCapability(file string) error {
 	if !strings.HasPrefix(file, "/proc/driver/nvidia") || strings.Contains(file, "./") {
@@ -289,8 +289,8 @@ func withoutUVM(files map[string]treeFile) {
 	files["proc/devices"] = treeFile{data: []byte(text)}
 }
 
-// ReplaceLibraries does what an update of the driver's packages does while the old driver stays loaded: the libraries are
-// there under another release's name, and the links lead to them.
+// ReplaceLibraries simulates an update of the driver's packages while the old driver stays loaded: the libraries have another
+// release's names, and the links point to them.
 func (f *Files) ReplaceLibraries(version string) error {
 	dir := filepath.Join(f.root, libraryDir)
 	old, err := filepath.Glob(filepath.Join(dir, "*.so.*.*"))
@@ -310,7 +310,7 @@ func (f *Files) ReplaceLibraries(version string) error {
 	return nil
 }
 
-// relink has links in a directory lead to another file.
+// relink points links in a directory to another file.
 func relink(dir, from, to string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -2,15 +2,15 @@
 
 // Package sim is a simulated GPU node: boards, links, partitions, faults, and the rules that real boards enforce.
 //
-// A [Node] answers what libnvidia-ml.so.1 answers, in the same words and with the same errors. It lives in memory
-// ([New], for tests and offline work) or under a directory ([Create], [Open]), where its state outlives processes as
-// that of a real GPU does: every process that opens the directory sees the same GPUs, and a change made by one is seen
-// by the next call of another. cmd/nvml-sim wraps the second kind in a shared library that programs load as NVML.
+// A [Node] gives the same answers and errors as libnvidia-ml.so.1. It exists in memory ([New], for tests and offline work) or under
+// a directory ([Create], [Open]), where its state outlives processes like that of a real GPU: every process that opens the
+// directory sees the same GPUs, and changes by one are visible to the next call of another. cmd/nvml-sim wraps the second kind in a
+// shared library that programs load as NVML.
 //
-// What a node does is grouped: [Node.Faults] for calls that fail, [Node.Hardware] for what happens to GPUs, [Node.Driver],
+// The methods of a node are grouped: [Node.Faults] for failing calls, [Node.Hardware] for hardware events, [Node.Driver],
 // [Node.Clients] and [Node.Files]; a [Device] has MIG, Links, Memory, Modes and Telemetry.
 //
-// Package mps alongside it is what NVIDIA's MPS programs do on such a node.
+// Package mps simulates NVIDIA's MPS programs on such a node.
 //
-// What a board can do is data (boards/*.json), and so is what a node is made of (models/*.json); code holds only rules.
+// The capabilities of boards (boards/*.json) and the composition of nodes (models/*.json) are data; code contains only rules.
 package sim

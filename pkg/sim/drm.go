@@ -10,7 +10,7 @@ const (
 	firstRendered = 128
 )
 
-// drmNodes are the files by which graphics programs use a GPU: nvidia-drm registers two for each.
+// drmNodes are the device files of a GPU for graphics programs: nvidia-drm registers two for each.
 func drmNodes(index int) []deviceNode {
 	return []deviceNode{
 		{fmt.Sprintf("dev/dri/card%d", index), majorDRM, index},
@@ -18,7 +18,7 @@ func drmNodes(index int) []deviceNode {
 	}
 }
 
-// addDRM adds what /sys says of the DRM devices of a GPU.
+// addDRM adds the DRM devices of a GPU to /sys.
 func (s *spec) addDRM(files map[string]treeFile, index int) {
 	for _, n := range drmNodes(index) {
 		name := n.name[len("dev/dri/"):]

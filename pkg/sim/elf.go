@@ -7,8 +7,8 @@ import (
 	"encoding/binary"
 )
 
-// The parts of a shared object, as the ELF format has them. Package debug/elf has them too, and much that programs
-// which only read this package's nodes would carry along.
+// The parts of a shared object in ELF format. Package debug/elf has them too, but would add much code to programs that only read
+// nodes.
 type (
 	elfHeader struct {
 		Ident                      [16]byte
@@ -26,8 +26,8 @@ type (
 	elfDynamic struct{ Tag, Val uint64 }
 )
 
-// stubLibrary makes the smallest shared object that tools take for one: an ELF64 header, one loadable segment, and a
-// dynamic section with the SONAME, for amd64.
+// stubLibrary builds the smallest shared object that tools accept: an ELF64 header, one loadable segment, and a dynamic section
+// with the SONAME, for amd64.
 func stubLibrary(soname string) []byte {
 	const (
 		headers  = 64 + 2*56 // ELF header, two program headers
@@ -45,7 +45,7 @@ func stubLibrary(soname string) []byte {
 	size := uint64(strOff + len(strtab))
 
 	var b bytes.Buffer
-	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) } // a buffer does not fail
+	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) } // a buffer never fails
 	put(elfHeader{
 		Ident:   [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, // 64 bits, little endian, version 1
 		Type:    3,                                      // ET_DYN

@@ -39,12 +39,12 @@ const (
 // returnCode is one value of nvmlReturn_t.
 type returnCode struct {
 	code     int
-	name     string // less NVML_ERROR_
-	text     string // as nvmlErrorString words it
+	name     string // without NVML_ERROR_
+	text     string // from nvmlErrorString
 	sentinel error
 }
 
-// returnCodes holds every value of nvmlReturn_t, in ascending order.
+// returnCodes lists every value of nvmlReturn_t, in ascending order.
 var returnCodes = []returnCode{
 	{CodeSuccess, "SUCCESS", "The operation was successful", nil},
 	{CodeUninitialized, "UNINITIALIZED", "NVML was not first initialized with nvmlInit()", nil},
@@ -102,7 +102,7 @@ func CodeName(code int) string {
 	}
 }
 
-// CodeText is what nvmlErrorString says about a return code.
+// CodeText is the text of nvmlErrorString for a return code.
 func CodeText(code int) string {
 	if r := lookupCode(code); r != nil {
 		return r.text
@@ -110,7 +110,7 @@ func CodeText(code int) string {
 	return "Unknown Error"
 }
 
-// CodeNames lists the names that ParseCode takes, less the NVML_ERROR_ in front, in ascending order of code.
+// CodeNames lists the names that ParseCode accepts, without the prefix NVML_ERROR_, in ascending order of code.
 func CodeNames() []string {
 	var names []string
 	for _, r := range returnCodes[1:] {
@@ -130,13 +130,13 @@ func ParseCode(s string) (int, error) {
 	return 0, fmt.Errorf("unknown NVML error %q: want one of %s", s, strings.Join(CodeNames(), ", "))
 }
 
-// Error is an NVML call that did not succeed.
+// Error is the error of an NVML call.
 type Error struct {
 	// Call is the NVML function, such as "nvmlDeviceSetMigMode".
 	Call string
 	// Code is the value of nvmlReturn_t.
 	Code int
-	// Detail says what was wrong, for people. May be empty.
+	// Detail explains the error for people. May be empty.
 	Detail string
 }
 

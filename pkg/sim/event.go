@@ -21,17 +21,17 @@ const (
 		EventGPUUnavailable | EventGPURecoveryAction
 )
 
-// eventPoll is how often a waiting event set looks whether another process has caused an event.
+// eventPoll is the interval at which a waiting event set checks for events from other processes.
 const eventPoll = 20 * time.Millisecond
 
-// Event is something that happened to a GPU (nvmlEventData_t).
+// Event is an event of a GPU (nvmlEventData_t).
 type Event struct {
 	Device *Device
 	// Type is one of Event*.
 	Type uint64
 	// Data is the XID of EventXID, and 0 otherwise.
 	Data uint64
-	// GPUInstance and ComputeInstance are where it happened; 0xffffffff where it is about the whole GPU.
+	// GPUInstance and ComputeInstance are the affected instances; 0xffffffff for the whole GPU.
 	GPUInstance, ComputeInstance uint32
 }
 
@@ -47,7 +47,7 @@ type EventSet struct {
 type registration struct {
 	device *Device
 	types  uint64
-	seen   uint64 // Seq of the last event looked at
+	seen   uint64 // Seq of the last event seen
 	lost   bool   // its loss was reported
 }
 
@@ -85,8 +85,8 @@ func (d *Device) RegisterEvents(types uint64, set *EventSet) error {
 	return nil
 }
 
-// Wait returns the next event, waiting for it no longer than timeout (nvmlEventSetWait_v2). A GPU that is lost makes
-// it fail with GPU_IS_LOST once, without saying which, as NVML does.
+// Wait returns the next event, waiting up to timeout (nvmlEventSetWait_v2). For a lost GPU it fails once with GPU_IS_LOST, without
+// naming the GPU, like NVML.
 func (s *EventSet) Wait(timeout time.Duration) (Event, error) {
 	const call = "nvmlEventSetWait_v2"
 	if err := s.node.enter(call, -1); err != nil {

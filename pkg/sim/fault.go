@@ -13,25 +13,25 @@ import (
 
 // Fault makes calls slow or fail.
 type Fault struct {
-	// ID is given out when the fault is injected.
+	// ID is assigned when the fault is injected.
 	ID int `json:"id"`
-	// GPU is the index of the GPU whose calls are hit; -1 for calls of any GPU, and of none.
+	// GPU is the index of the affected GPU; -1 for calls on any GPU, and on none.
 	GPU int `json:"gpu"`
 	// Call is the NVML function, or "*" for every one, or one of the names that NVML does not have.
 	Call string `json:"call"`
-	// Delay before the call goes on.
+	// Delay before the call continues.
 	Delay time.Duration `json:"delay,omitempty"`
-	// Hang keeps the call until the fault is cleared. What a driver does that waits for a GPU that does not answer.
+	// Hang blocks the call until the fault is cleared, like a driver waiting for a GPU that does not answer.
 	Hang bool `json:"hang,omitempty"`
-	// Code is the NVML error that the call returns; 0 to let it go on.
+	// Code is the NVML error that the call returns; 0 to continue.
 	Code int `json:"code,omitempty"`
-	// Skip lets so many calls of each process through first.
+	// Skip is the number of calls of each process to let through first.
 	Skip int `json:"skip,omitempty"`
-	// Times is how many calls are hit, in all processes together; 0 for no end.
+	// Times is the number of affected calls, of all processes together; 0 for no limit.
 	Times int `json:"times,omitempty"`
 }
 
-// String says what the fault does.
+// String describes the fault.
 func (f Fault) String() string {
 	s := fmt.Sprintf("#%d %s", f.ID, f.Call)
 	if f.GPU >= 0 {
@@ -55,7 +55,7 @@ func (f Fault) String() string {
 	return s
 }
 
-// hits reports whether the fault is about that call on one of those GPUs.
+// hits reports whether the fault affects that call on one of those GPUs.
 func (f *Fault) hits(call string, gpus ...int) bool {
 	all := f.Call == "*" && strings.HasPrefix(call, "nvml")
 	return (all || f.Call == call) && (f.GPU < 0 || slices.Contains(gpus, f.GPU))
@@ -68,7 +68,7 @@ type Faults struct {
 	passed sync.Map // ID of a fault -> *atomic.Int64, calls that it let through
 }
 
-// Inject adds a fault and returns its ID. Call may be any spelling that ResolveCall takes.
+// Inject adds a fault and returns its ID. Call may have any form that ResolveCall accepts.
 func (fs *Faults) Inject(f Fault) (int, error) {
 	call, err := ResolveCall(f.Call)
 	if err != nil {
@@ -108,9 +108,8 @@ func (fs *Faults) HangCall(index int, call string) error {
 	return err
 }
 
-// Clear removes faults, brings lost and absent GPUs back, ends recovery actions, and leaves fabric, NVLinks and
-// virtualization to the node's model again; of one GPU, or of all and of none (-1). Confidential computing, which is the
-// whole node's, ends only with -1.
+// Clear removes faults, restores lost and absent GPUs, ends recovery actions, and resets fabric, NVLinks and virtualization to the
+// node's model; for one GPU, or for all and none (-1). Confidential computing, which is node-wide, ends only with -1.
 func (fs *Faults) Clear(index int) error {
 	hardware := Hardware{fs.core, fs}
 	for i := range fs.gpus {
@@ -133,7 +132,7 @@ func (fs *Faults) Clear(index int) error {
 	})
 }
 
-// apply lets the faults have their way with a call: first all delays, then the first error.
+// apply applies the faults to a call: first all delays, then the first error.
 func (fs *Faults) apply(st *nodeState, call string, gpus ...int) error {
 	var failed error
 	for i := range st.Faults {
@@ -166,8 +165,7 @@ func (fs *Faults) hang(id int) {
 	}
 }
 
-// Apply applies faults to a program that is about some GPUs, under one of the names that NVML does not
-// have.
+// Apply applies faults to a program's work on some GPUs, under one of the names that NVML does not have.
 func (fs *Faults) Apply(call string, gpus ...int) error {
 	fs.calls.begin(call, -1)
 	st, err := fs.state.load()
@@ -177,7 +175,7 @@ func (fs *Faults) Apply(call string, gpus ...int) error {
 	return fs.apply(st, call, gpus...)
 }
 
-// due counts a call that a fault is about, and reports whether it is one that the fault hits.
+// due counts a call that matches a fault, and reports whether the fault affects it.
 func (fs *Faults) due(f *Fault) bool {
 	if f.Skip > 0 {
 		c, _ := fs.passed.LoadOrStore(f.ID, new(atomic.Int64))
@@ -188,7 +186,7 @@ func (fs *Faults) due(f *Fault) bool {
 	return f.Times == 0 || fs.spend(f.ID)
 }
 
-// spend uses up one of the times of a fault; false if other calls have used them all.
+// spend consumes one of the times of a fault; false if none is left.
 func (fs *Faults) spend(id int) bool {
 	spent := false
 	err := fs.state.update(func(s *nodeState) error {

@@ -20,8 +20,8 @@ func (d *Device) BeginFieldValues() error {
 	return d.node.enter("nvmlDeviceGetFieldValues", d.index)
 }
 
-// FieldValue is the value of one field of nvmlDeviceGetFieldValues. What a field means, and whether it has a scope,
-// is in nvml.h; fields that are not simulated answer NOT_SUPPORTED.
+// FieldValue is the value of one field of nvmlDeviceGetFieldValues. nvml.h documents fields and their scopes; unsimulated fields
+// return NOT_SUPPORTED.
 func (d *Device) FieldValue(field, scope int) (uint64, error) {
 	const call = "nvmlDeviceGetFieldValues"
 	link := d.board.NVLink

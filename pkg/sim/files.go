@@ -18,7 +18,7 @@ type Files struct {
 	opened fileID // of node.json, as it was opened
 }
 
-// moveFunction takes a GPU out of the sysfs and the /dev of a root, or puts it back.
+// moveFunction removes a GPU from the sysfs and the /dev of a root, or restores it.
 func (f *Files) moveFunction(index int, away bool) error {
 	if f.root == "" {
 		return nil
@@ -42,7 +42,7 @@ func (f *Files) moveFunction(index int, away bool) error {
 	return f.restoreNode(name)
 }
 
-// moveProc moves what the driver shows under /proc out of the way, or back; if it is where it should be, it stays.
+// moveProc moves the driver's files under /proc out of the way, or back. It is idempotent.
 func (f *Files) moveProc(from, to string) error {
 	if f.root == "" {
 		return nil
@@ -67,7 +67,7 @@ func (f *Files) writeModules(list string) error {
 	return os.Rename(spare, file)
 }
 
-// sessionFile is what those who have a GPU or the driver open have locked.
+// sessionFile is the file that sessions lock while they have a GPU or the driver open.
 func (f *Files) sessionFile(slot int) string {
 	name := "gpu-" + strconv.Itoa(slot) + ".open"
 	if slot == driverSlot {

@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Device returns the GPU of an index, or nil. It is no NVML call: it finds what a handle stands for.
+// Device returns the GPU of an index, or nil. It is not an NVML call: it resolves a handle.
 func (n *Node) Device(index int) *Device {
 	if index < 0 || index >= len(n.devices) {
 		return nil
@@ -22,7 +22,7 @@ func (n *Node) Device(index int) *Device {
 // Number is the index, without a call.
 func (d *access) Number() int { return d.index }
 
-// Replaced reports whether another node was made in the place of this one since it was opened.
+// Replaced reports whether another node has replaced this one since it was opened.
 func (n *Node) Replaced() bool {
 	if n.files.root == "" {
 		return false
@@ -31,7 +31,7 @@ func (n *Node) Replaced() bool {
 	return err != nil || id != n.files.opened
 }
 
-// parseBusID reads the forms of a PCI address that nvml.h allows, in hexadecimal numbers of any length:
+// parseBusID parses the forms of a PCI address that nvml.h allows, in hexadecimal numbers of any length:
 // domain:bus:device.function, domain:bus:device and bus:device.function.
 func parseBusID(id string) (gpu.PCIAddress, error) {
 	place, function, _ := strings.Cut(id, ".")

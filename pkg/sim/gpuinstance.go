@@ -9,8 +9,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// GPUInstance is a handle to a GPU instance (nvmlGpuInstance_t). It goes stale with the instance: a later instance of
-// the same ID has another handle.
+// GPUInstance is a handle to a GPU instance (nvmlGpuInstance_t). It becomes stale with the instance: a later instance with the same
+// ID has another handle.
 type GPUInstance struct {
 	device MIG
 	id     int
@@ -24,12 +24,12 @@ type GPUInstanceInfo struct {
 	Placement gpu.Placement
 }
 
-// GPUInstanceHandle is the handle of an instance by what identifies it, whether it exists or not.
+// GPUInstanceHandle returns the handle of an instance by its identity, whether it exists or not.
 func (d MIG) GPUInstanceHandle(id int, serial uint64) *GPUInstance {
 	return &GPUInstance{device: d, id: id, serial: serial}
 }
 
-// Device is the GPU of the instance, ID its number on it, Serial what distinguishes it from others of that number.
+// Device is the GPU of the instance, ID its number there, and Serial distinguishes it from others with that number.
 func (g *GPUInstance) Device() *Device { return g.device.node.devices[g.device.index] }
 
 // ID is the GPU instance ID.
@@ -65,14 +65,14 @@ func (g *GPUInstance) load(call string) (*gpuInstance, *Profile, error) {
 	return g.find(call, st)
 }
 
-// CreateGPUInstance makes an instance of a profile ID wherever the driver likes: at the lowest start that is free
+// CreateGPUInstance creates an instance of a profile ID where the driver chooses: at the lowest free start
 // (nvmlDeviceCreateGpuInstance).
 func (d MIG) CreateGPUInstance(profileID int) (*GPUInstance, error) {
 	return d.createGPUInstance("nvmlDeviceCreateGpuInstance", profileID, nil)
 }
 
-// CreateGPUInstanceWithPlacement makes an instance of a profile ID at a placement
-// (nvmlDeviceCreateGpuInstanceWithPlacement); ErrInsufficientResources if that is occupied.
+// CreateGPUInstanceWithPlacement creates an instance of a profile ID at a placement (nvmlDeviceCreateGpuInstanceWithPlacement);
+// ErrInsufficientResources if that is occupied.
 func (d MIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (*GPUInstance, error) {
 	return d.createGPUInstance("nvmlDeviceCreateGpuInstanceWithPlacement", profileID, &at)
 }
@@ -113,10 +113,10 @@ func (d MIG) createGPUInstance(call string, profileID int, at *gpu.Placement) (*
 	return made, nil
 }
 
-// fewInstances is how many GPU instances there can be with QuirkFewerInstances.
+// fewInstances is the maximum number of GPU instances with QuirkFewerInstances.
 const fewInstances = 3
 
-// place finds the start of a new instance: the one asked for, or the first that is free.
+// place finds the start of a new instance: the requested one, or the first free one.
 func (d MIG) place(call string, st *gpuState, p *Profile, at *gpu.Placement) (int, error) {
 	if at != nil {
 		if at.Size != p.Size {
@@ -172,7 +172,7 @@ func (d MIG) GPUInstanceByID(id int) (*GPUInstance, error) {
 	return d.GPUInstanceHandle(gi.ID, gi.Serial), nil
 }
 
-// GPUInstanceRemainingCapacity is how many more instances of a profile ID fit, in MIG mode or would fit in it
+// GPUInstanceRemainingCapacity is the number of instances of a profile ID that still fit, or would in MIG mode
 // (nvmlDeviceGetGpuInstanceRemainingCapacity; captured with driver 580.159.04 on H100 and H200).
 func (d MIG) GPUInstanceRemainingCapacity(profileID int) (int, error) {
 	const call = "nvmlDeviceGetGpuInstanceRemainingCapacity"

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Hardware is what happens to the GPUs of a node, by their indexes, whether or not a driver looks.
+// Hardware simulates hardware events of GPUs, by their indexes, with or without a driver.
 type Hardware struct {
 	*core
 	faults *Faults
@@ -27,7 +27,7 @@ func (h Hardware) Lose(index int) error {
 	})
 }
 
-// Replace puts another GPU, of the same board, in the place of one.
+// Replace replaces a GPU with another one of the same board.
 func (h Hardware) Replace(index int, uuid string) error {
 	if err := h.checkIndex(index); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (h Hardware) Replace(index int, uuid string) error {
 	})
 }
 
-// restore ends what is kept in the state of one GPU, and its absence, which moves files.
+// restore ends the simulated events of a GPU, including its absence, which moves files.
 func (h Hardware) restore(index int) error {
 	node, err := h.state.load()
 	if err != nil {
@@ -70,8 +70,8 @@ func (h Hardware) restore(index int) error {
 	})
 }
 
-// SetFabricState says how far the registration of a GPU with its NVLink fabric is, one of Fabric*: for so many calls, or
-// for ever if looks is zero. A state of zero is what the node's model says.
+// SetFabricState sets the state of a GPU's registration with its NVLink fabric, one of Fabric*: for a number of calls, or forever
+// if looks is zero. State zero restores the node model's.
 func (h Hardware) SetFabricState(index, state, looks int) error {
 	if state < 0 || state > FabricRouteUnhealthy || looks < 0 {
 		return fmt.Errorf("no fabric state %d for %d calls: they are 0 to %d", state, looks, FabricRouteUnhealthy)
@@ -96,7 +96,7 @@ func (h Hardware) SetLinks(index int, up bool) error {
 	})
 }
 
-// RaiseXID makes a GPU report an XID about itself as a whole.
+// RaiseXID makes a GPU report an XID for the whole GPU.
 func (h Hardware) RaiseXID(index int, xid uint64) error {
 	return h.Raise(index, Event{Type: EventXID, Data: xid, GPUInstance: noInstance, ComputeInstance: noInstance})
 }
@@ -115,9 +115,8 @@ func (h Hardware) Raise(index int, e Event) error {
 // maxRecoveryAction is the last of NVML_GPU_RECOVERY_ACTION_*.
 const maxRecoveryAction = 7
 
-// SetRecoveryAction sets what field 230 says of a GPU (NVML_GPU_RECOVERY_ACTION_*: 0 none, 1 GPU reset, 2 node reboot,
-// 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot), and reports
-// EventGPURecoveryAction.
+// SetRecoveryAction sets a GPU's field 230 (NVML_GPU_RECOVERY_ACTION_*: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain
+// and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot), and reports EventGPURecoveryAction.
 func (h Hardware) SetRecoveryAction(index, action int) error {
 	if err := h.checkIndex(index); err != nil {
 		return fmt.Errorf("set recovery action: %w", err)

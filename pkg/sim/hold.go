@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Hold is this process as a client of GPUs. The kernel driver of a real node knows when a process ends, however that
-// happens. Here the process has a file locked, and who finds it unlocked knows.
+// Hold is this process as a client of GPUs. A real kernel driver notices when a process ends, in whatever way. Here the process
+// locks a file, and finding it unlocked shows its end.
 type Hold struct {
 	node *core
 	name string
@@ -21,13 +21,13 @@ type Hold struct {
 	open []*os.File // capability nodes
 }
 
-// Hold begins to make this process a client, of no GPU yet.
+// Hold registers this process as a client, without any GPU yet.
 func (cs *Clients) Hold(name string) (*Hold, error) {
 	h := &Hold{node: cs.core, name: name}
 	if cs.files.root == "" {
 		return h, nil
 	}
-	f, err := os.OpenFile(cs.files.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // all may look whether it is locked
+	f, err := os.OpenFile(cs.files.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // anyone may check the lock
 	if err != nil {
 		return nil, fmt.Errorf("hold GPUs: %w", err)
 	}
@@ -44,7 +44,7 @@ func (h *Hold) Use(index, gi, ci int, memory uint64) error {
 	return h.add(index, Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil})
 }
 
-// Leak has the process keep a GPU instance open, as DCGM does with those that it no longer watches. NVML does not list it.
+// Leak makes the process keep a GPU instance open, like DCGM does with those that it no longer watches. NVML does not list it.
 func (h *Hold) Leak(index, gi int) error {
 	c := Client{PID: os.Getpid(), Name: h.name, GPUInstance: gi, ComputeInstance: -1, Leaked: true, Held: h.file != nil}
 	if err := h.add(index, c); err != nil {
@@ -70,8 +70,8 @@ func (h *Hold) add(index int, c Client) error {
 	return nil
 }
 
-// Check reports what has ended the hold from outside: a GPU fell off the bus, or the node was rebooted. A process on a
-// real node would not get to ask.
+// Check reports external causes that have ended the hold: a GPU fell off the bus, or the node was rebooted. A process on a real
+// node would have been killed.
 func (h *Hold) Check() error {
 	node, err := h.node.state.load()
 	if err != nil {
@@ -110,17 +110,17 @@ func (h *Hold) Close() error {
 	return errors.Join(errs...)
 }
 
-// alive reports whether a client is still there.
+// alive reports whether a client still exists.
 func (cs *Clients) alive(c Client) bool {
 	if !c.Held {
-		return true // of one that was only said to be there, nobody knows
+		return true // unknown for a client that was only declared
 	}
 	f, err := os.Open(cs.files.holdFile(c.PID))
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
 	defer f.Close()
-	// Shared, so that two who look do not take each other for the process.
+	// Shared, so that two checks do not mistake each other for the process.
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }
 
@@ -134,7 +134,7 @@ func (cs *Clients) abandoned(st *gpuState) bool {
 	return false
 }
 
-// forget takes out clients that have ended.
+// forget removes clients that have ended.
 func (cs *Clients) forget(st *gpuState) {
 	st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return !cs.alive(c) })
 }

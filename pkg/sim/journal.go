@@ -37,37 +37,36 @@ const (
 	JournalBooted      = "booted"
 )
 
-// JournalEntry is a change of the hardware of a node. Whoever changes it appends the entry before the change can be seen, in
-// one write: a process that is killed leaves either nothing, or an entry of a change that it did not get to make; the next
-// instance that is created then has the serial of one that never was.
+// JournalEntry is a change of the hardware of a node. The entry is appended in one write before the change is visible: a killed
+// process leaves either nothing, or an entry for a change that it did not make; the next created instance then has the serial of
+// one that never existed.
 type JournalEntry struct {
-	// Monotonic is when, in nanoseconds of the machine's monotonic clock, which all processes share.
+	// Monotonic is the time in nanoseconds of the machine's monotonic clock, which all processes share.
 	Monotonic int64  `json:"monotonic"`
 	Change    string `json:"change"`
-	// GPU is the name of the device that is the whole of it, see gpu.PCIAddress.DeviceName; empty for the node.
+	// GPU is the name of the whole-GPU device, see gpu.PCIAddress.DeviceName; empty for the node.
 	GPU string `json:"gpu,omitempty"`
-	// Profile, Start and Serial of a GPU instance. The serial is of the GPU's instances ever created.
+	// Profile, Start and Serial of a GPU instance. The serial counts all instances ever created on the GPU.
 	Profile int    `json:"profile,omitempty"`
 	Start   int    `json:"start,omitempty"`
 	Serial  uint64 `json:"serial,omitempty"`
-	// PID and Name of a client. The PID is as whoever wrote the entry sees it.
+	// PID and Name of a client. The PID is in the namespace of the writer.
 	PID  int    `json:"pid,omitempty"`
 	Name string `json:"name,omitempty"`
-	// Value of a mode, or the boot id.
+	// Value of a mode, or the boot ID.
 	Value string `json:"value,omitempty"`
-	// By is the program that makes the change, and Parent the one that started it: file names, empty where unknown, and where
-	// a client has ended by itself, which others only notice.
+	// By is the program that makes the change, and Parent the one that started it: file names, empty if unknown, or if a client has
+	// ended by itself, which others only notice.
 	By     string `json:"by,omitempty"`
 	Parent string `json:"parent,omitempty"`
 
 	noticed bool
 }
 
-// JournalFile is the journal of the node under a root. A node has one from when somebody creates the file until it is
-// created anew.
+// JournalFile is the journal of the node under a root. A node has one once the file is created, until the node is recreated.
 func JournalFile(root string) string { return filepath.Join(root, stateDir, "journal") }
 
-// journal appends what changes of a node to its journal, if it has one.
+// journal appends changes of a node to its journal, if it has one.
 type journal struct {
 	path string
 	// by and parent identify this process.
@@ -75,7 +74,7 @@ type journal struct {
 	by, parent string
 }
 
-// programVariable names this process in journals in place of the program's file: tests run many parts in one program.
+// programVariable replaces the program's file name in journals: tests run many components in one program.
 const programVariable = "NVML_SIM_PROGRAM"
 
 func (j *journal) who() (by, parent string) {
@@ -96,7 +95,7 @@ func program(link string) string {
 	return strings.TrimSuffix(filepath.Base(path), " (deleted)")
 }
 
-// append writes entries; nothing where the node has no journal.
+// append writes entries, if the node has a journal.
 func (j *journal) append(entries []JournalEntry) error {
 	if len(entries) == 0 {
 		return nil
@@ -108,7 +107,7 @@ func (j *journal) append(entries []JournalEntry) error {
 	if err != nil {
 		return fmt.Errorf("write the journal: %w", err)
 	}
-	defer f.Close() // a write that failed has said so
+	defer f.Close() // write errors are reported above
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("write the journal: %w", err)
@@ -131,7 +130,7 @@ func (j *journal) append(entries []JournalEntry) error {
 	return nil
 }
 
-// gpuChanges are the changes between two states of a GPU: what ends first.
+// gpuChanges are the changes between two states of a GPU, ends first.
 func gpuChanges(device string, old, next *gpuState, alive func(Client) bool) []JournalEntry {
 	var changes []JournalEntry
 	for _, c := range old.Clients {
@@ -199,7 +198,7 @@ func nodeChanges(devices []string, old, next *nodeState) []JournalEntry {
 	return changes
 }
 
-// deviceNames are the names of the devices that are the whole GPUs of a node.
+// deviceNames are the names of a node's whole-GPU devices.
 func deviceNames(s *spec) []string {
 	names := make([]string, len(s.GPUs))
 	for i := range s.GPUs {
@@ -210,7 +209,7 @@ func deviceNames(s *spec) []string {
 	return names
 }
 
-// keep has the changes of a node's state written to its journal.
+// keep makes changes of a node's state go to its journal.
 func (j *journal) keep(n *Node) {
 	n.journal = j
 	devices := deviceNames(n.spec)

@@ -17,19 +17,19 @@ import (
 // limitsSince is the first driver whose boards limit memory by cgroup.
 const limitsSince = 615
 
-// NoMemoryLimit is the hard limit that limits nothing (NVML_DEVICE_MEMORY_LIMIT_MAX).
+// NoMemoryLimit is the hard limit for no limit (NVML_DEVICE_MEMORY_LIMIT_MAX).
 const NoMemoryLimit = math.MaxUint64
 
-// memoryLimit is what the processes of a cgroup may have of a GPU's memory, in bytes.
+// memoryLimit limits the memory of a cgroup's processes on a GPU, in bytes.
 type memoryLimit struct {
 	Cgroup string `json:"cgroup"`
-	// Inode of the cgroup: one that was made again at the same path has no limits.
+	// Inode of the cgroup: one recreated at the same path has no limits.
 	Inode uint64 `json:"inode"`
 	Soft  uint64 `json:"soft"`
 	Hard  uint64 `json:"hard"`
 }
 
-// checkLimits checks the order, in which they are searched for.
+// checkLimits checks the order, on which the search relies.
 func checkLimits(limits []memoryLimit) error {
 	for i := 1; i < len(limits); i++ {
 		if limits[i-1].Cgroup >= limits[i].Cgroup {
@@ -44,7 +44,7 @@ func (st *gpuState) findLimit(cgroup string) (int, bool) {
 	return slices.BinarySearchFunc(st.Limits, cgroup, func(l memoryLimit, c string) int { return cmp.Compare(l.Cgroup, c) })
 }
 
-// current reports whether the cgroup that has the limits is still there.
+// current reports whether the cgroup with the limits still exists.
 func (l memoryLimit) current() bool {
 	info, err := os.Stat(l.Cgroup)
 	return err == nil && inodeOf(info) == l.Inode
@@ -85,7 +85,7 @@ func (s *spec) driverMajor() int {
 // Major is the first number of the driver's version, such as 580.
 func (d Driver) Major() int { return d.spec.driverMajor() }
 
-// limitable refuses where memory cannot be limited by cgroup, or the cgroup cannot be opened.
+// limitable fails if memory cannot be limited by cgroup, or the cgroup cannot be opened.
 func (d DeviceMemory) limitable(call string, st *gpuState, cgroup string) (inode uint64, err error) {
 	switch {
 	case d.node.spec.driverMajor() < limitsSince:
@@ -102,7 +102,7 @@ func (d DeviceMemory) limitable(call string, st *gpuState, cgroup string) (inode
 	return inode, nil
 }
 
-// hasDmem reports whether a cgroup has the files of the kernel's controller; true, too, where the kernel has none.
+// hasDmem reports whether a cgroup has the files of the kernel's controller; also true if the kernel lacks the controller.
 func hasDmem(cgroup string) bool {
 	_, err := os.Stat(filepath.Join(cgroup, "dmem.max"))
 	if err == nil {
@@ -116,8 +116,8 @@ func hasDmem(cgroup string) bool {
 	return true
 }
 
-// SetMemoryLimits limits the memory of the processes in a cgroup, in bytes (nvmlDeviceSetMemoryLimits_v1). Soft 0 and
-// hard NoMemoryLimit end it.
+// SetMemoryLimits limits the memory of the processes in a cgroup, in bytes (nvmlDeviceSetMemoryLimits_v1). Soft 0 and hard
+// NoMemoryLimit remove the limit.
 func (d DeviceMemory) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	const call = "nvmlDeviceSetMemoryLimits_v1"
 	return d.update(call, func(st *gpuState) error {
@@ -142,8 +142,8 @@ func (d DeviceMemory) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	})
 }
 
-// MemoryLimits are the limits of a cgroup and what its processes use, in bytes (nvmlDeviceGetMemoryLimits_v1);
-// ErrNotFound if it has none. What processes use is not counted by cgroup: used is 0.
+// MemoryLimits are the limits of a cgroup and its usage, in bytes (nvmlDeviceGetMemoryLimits_v1); ErrNotFound if it has none. Usage
+// is not tracked by cgroup: used is 0.
 func (d DeviceMemory) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
 	const call = "nvmlDeviceGetMemoryLimits_v1"
 	st, err := d.load(call)

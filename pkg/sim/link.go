@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// NVML_NVLINK_DEVICE_TYPE_*: what is at the other end of a link.
+// NVML_NVLINK_DEVICE_TYPE_*: the device at the other end of a link.
 const (
 	LinkToGPU     = 0
 	LinkToSwitch  = 2
 	LinkToUnknown = 0xff
 )
 
-// NVML_TOPOLOGY_*: what two GPUs have in common on their way to each other.
+// NVML_TOPOLOGY_*: the common ancestor of two GPUs.
 const (
 	TopologyInternal   = 0
 	TopologySingle     = 10 // one PCIe switch
@@ -39,10 +39,10 @@ const (
 	P2PStatusNotSupported        = 5
 )
 
-// Links is how a GPU is connected: NVLinks, PCI and CPUs.
+// Links are the connections of a GPU: NVLinks, PCI and CPUs.
 type Links struct{ *access }
 
-// link begins a call about an NVLink and checks its number.
+// link starts a call about an NVLink and checks its number.
 func (d Links) link(call string, link int) error {
 	if err := d.node.enter(call, d.index); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (d Links) link(call string, link int) error {
 	}
 }
 
-// peers are the GPUs to which this one is linked directly, ascending.
+// peers are the directly linked GPUs, ascending.
 func (d *access) peers() []int {
 	for _, group := range d.node.spec.Links.Groups {
 		if slices.Contains(group, d.index) {
@@ -114,8 +114,8 @@ func (d Links) NVLinkRemoteDeviceType(link int) (int, error) {
 	}
 }
 
-// NVLinkRemotePCI is the GPU or NVSwitch at the other end (nvmlDeviceGetNvLinkRemotePciInfo_v2). Switches outside
-// the node have no address on its buses: theirs is all zero.
+// NVLinkRemotePCI is the GPU or NVSwitch at the other end (nvmlDeviceGetNvLinkRemotePciInfo_v2). Switches outside the node have no
+// address on its buses, so theirs is zero.
 func (d Links) NVLinkRemotePCI(link int) (PCIInfo, error) {
 	const call = "nvmlDeviceGetNvLinkRemotePciInfo_v2"
 	if err := d.link(call, link); err != nil {
@@ -143,7 +143,7 @@ func (d Links) TopologyCommonAncestor(other *Device) (int, error) {
 	return d.topology(other), nil
 }
 
-// topology works it out from the paths in the PCI tree.
+// topology derives it from the paths in the PCI tree.
 func (d Links) topology(other *Device) int {
 	if d.index == other.index {
 		return TopologyInternal
@@ -167,8 +167,7 @@ func (d Links) topology(other *Device) int {
 	}
 }
 
-// TopologyNearestGPUs lists the GPUs that are at exactly that level from this one, by index
-// (nvmlDeviceGetTopologyNearestGpus).
+// TopologyNearestGPUs lists the GPUs at exactly that level, by index (nvmlDeviceGetTopologyNearestGpus).
 func (d Links) TopologyNearestGPUs(level int) ([]*Device, error) {
 	if err := d.node.enter("nvmlDeviceGetTopologyNearestGpus", d.index); err != nil {
 		return nil, err
@@ -219,12 +218,12 @@ const (
 	FabricNotStarted = 1
 	FabricInProgress = 2
 	FabricCompleted  = 3
-	// Not NVML's: completed with an error, and with a health mask that says that routes are unhealthy.
+	// Not NVML's: completed with an error, and with a health mask of unhealthy routes.
 	FabricFailed         = 4
 	FabricRouteUnhealthy = 5
 )
 
-// FabricStates lists the names of Fabric*, the first for what the node's model says.
+// FabricStates lists the names of Fabric*, the first for the node model's.
 func FabricStates() []string { return fabricStates }
 
 var fabricStates = []string{"model", "not-started", "in-progress", "completed", "failed", "route-unhealthy"}
@@ -232,7 +231,7 @@ var fabricStates = []string{"model", "not-started", "in-progress", "completed", 
 // FabricStateName names one of Fabric*.
 func FabricStateName(state int) string { return nameOf(fabricStates, state) }
 
-// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The rest means nothing until the state is
+// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The rest is meaningless until the state is
 // FabricCompleted.
 type FabricInfo struct {
 	State       int
@@ -246,7 +245,7 @@ type FabricInfo struct {
 // routeUnhealthy is NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE at its place.
 const routeUnhealthy = 1 << 4
 
-// Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported where there is none.
+// Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported without one.
 func (d Links) Fabric() (FabricInfo, error) {
 	const call = "nvmlDeviceGetGpuFabricInfoV"
 	st, err := d.load(call)
@@ -273,7 +272,7 @@ func (d Links) Fabric() (FabricInfo, error) {
 	return info, nil
 }
 
-// fabricLook counts a look at a registration that will be completed.
+// fabricLook counts a query of a registration that will complete.
 func (d Links) fabricLook(call string, st *gpuState) error {
 	if st.FabricLooks == 0 {
 		return nil
@@ -286,8 +285,8 @@ func (d Links) fabricLook(call string, st *gpuState) error {
 	})
 }
 
-// NUMANodeID is the NUMA node that the GPU's own memory is (nvmlDeviceGetNumaNodeId): only where the CPU and the GPU
-// share an address space. The node near which a GPU sits is MemoryAffinity.
+// NUMANodeID is the NUMA node of the GPU's own memory (nvmlDeviceGetNumaNodeId): only if CPU and GPU share an address space. The
+// NUMA node near the GPU is MemoryAffinity.
 func (d Links) NUMANodeID() (int, error) {
 	const call = "nvmlDeviceGetNumaNodeId"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -299,7 +298,7 @@ func (d Links) NUMANodeID() (int, error) {
 	return 2 + 8*d.index, nil
 }
 
-// MemoryAffinity is the NUMA node near which the GPU sits (nvmlDeviceGetMemoryAffinity).
+// MemoryAffinity is the NUMA node near the GPU (nvmlDeviceGetMemoryAffinity).
 func (d Links) MemoryAffinity() (int, error) {
 	const call = "nvmlDeviceGetMemoryAffinity"
 	if err := d.node.enter(call, d.index); err != nil {

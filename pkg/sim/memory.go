@@ -7,7 +7,7 @@ import "slices"
 // DeviceMemory is the memory of a GPU, and the processes that use it.
 type DeviceMemory struct{ *access }
 
-// Memory is how much memory there is and who has it, in bytes. Total = Reserved + Used + Free.
+// Memory is the size and use of a GPU's memory, in bytes. Total = Reserved + Used + Free.
 type Memory struct {
 	Total, Reserved, Used, Free uint64
 }
@@ -18,16 +18,16 @@ func (d DeviceMemory) MemoryTotal() (uint64, error) {
 	return m.Total, err
 }
 
-// MemoryTotalReserved is the total and what the driver keeps of it, in bytes (nvmlDeviceGetMemoryInfo_v2).
+// MemoryTotalReserved is the total and the driver's part of it, in bytes (nvmlDeviceGetMemoryInfo_v2).
 func (d DeviceMemory) MemoryTotalReserved() (total, reserved uint64, err error) {
 	m, err := d.memory("nvmlDeviceGetMemoryInfo_v2")
 	return m.Total, m.Reserved, err
 }
 
-// MemoryV1 and MemoryV2 are the whole answers of nvmlDeviceGetMemoryInfo and its v2.
+// MemoryV1 is the full answer of nvmlDeviceGetMemoryInfo.
 func (d DeviceMemory) MemoryV1() (Memory, error) { return d.memory("nvmlDeviceGetMemoryInfo") }
 
-// MemoryV2 is the whole answer of nvmlDeviceGetMemoryInfo_v2.
+// MemoryV2 is the full answer of nvmlDeviceGetMemoryInfo_v2.
 func (d DeviceMemory) MemoryV2() (Memory, error) { return d.memory("nvmlDeviceGetMemoryInfo_v2") }
 
 func (d DeviceMemory) memory(call string) (Memory, error) {
@@ -49,7 +49,7 @@ func (d DeviceMemory) BAR1Total() (uint64, error) {
 	return d.board.BAR1MiB << 20, d.node.enter("nvmlDeviceGetBAR1MemoryInfo", d.index)
 }
 
-// ECCMode reports whether ECC is on and will be after a reset (nvmlDeviceGetEccMode); ErrNotSupported on boards without.
+// ECCMode reports whether ECC is on, now and after a reset (nvmlDeviceGetEccMode); ErrNotSupported on boards without.
 func (d DeviceMemory) ECCMode() (current, pending bool, err error) {
 	const call = "nvmlDeviceGetEccMode"
 	if err := d.node.enter(call, d.index); err != nil {

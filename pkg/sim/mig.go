@@ -10,14 +10,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// The IDs of GPU instances of a GPU, and of compute instances in a GPU instance, are below these.
+// Upper bounds of the IDs of GPU instances of a GPU, and of compute instances of a GPU instance.
 const (
 	maxInstances = 15
 	maxCompute   = 8
 )
 
-// instanceID is the ID that the driver gives to a GPU instance at a placement, on a board of so many units: 0 for the
-// whole board, 1 and 2 for halves, 3 to 6 for quarters, 7 on for eighths.
+// instanceID is the driver's ID of a GPU instance at a placement, on a board with a number of units: 0 for the whole board, 1 and 2
+// for halves, 3 to 6 for quarters, 7 on for eighths.
 func instanceID(units, start, size int) int {
 	return units/size - 1 + start/size
 }
@@ -40,8 +40,8 @@ func (gi *gpuInstance) findCompute(id int) *computeInstance {
 	return &gi.Compute[i]
 }
 
-// admit reports why a GPU instance cannot be made at a start, or nil. What constrains a board: placements must not
-// overlap, a profile has a greatest number of instances, and all instances share the engines of the whole board.
+// admit reports why a GPU instance cannot be created at a start, or nil. The constraints of a board: placements must not overlap, a
+// profile has a maximum number of instances, and all instances share the engines of the whole board.
 func (st *gpuState) admit(b *Board, p *Profile, start int) *Error {
 	if !slices.Contains(p.Starts, start) {
 		return fail("", CodeInvalidArgument, "profile %s (ID %d) cannot lie at %d:%d", p.Name, p.ID, start, p.Size)
@@ -74,15 +74,15 @@ func (st *gpuState) admit(b *Board, p *Profile, start int) *Error {
 	return nil
 }
 
-// engineNames words the engines that instances share, in the order of engines.
+// engineNames are the names of the engines that instances share, in the order of engines.
 var engineNames = [...]string{"copy", "decoder", "encoder", "JPEG", "OFA"}
 
-// engines are the numbers of engines an instance takes.
+// engines are the numbers of engines of an instance.
 func (p *Profile) engines() [len(engineNames)]int {
 	return [...]int{p.CopyEngines, p.Decoders, p.Encoders, p.JPEGEngines, p.OFAEngines}
 }
 
-// engines are those of the whole board: what the largest profile has of each.
+// engines are those of the whole board, which the largest profile has.
 func (g *Geometry) engines() [len(engineNames)]int {
 	var most [len(engineNames)]int
 	for i := range g.Profiles {
@@ -93,7 +93,7 @@ func (g *Geometry) engines() [len(engineNames)]int {
 	return most
 }
 
-// admit reports why a compute instance cannot be made at a start, or nil.
+// admit reports why a compute instance cannot be created at a start, or nil.
 func (gi *gpuInstance) admit(p *Profile, c *ComputeProfile, start int) *Error {
 	if !slices.Contains(c.Starts, start) {
 		return fail("", CodeInvalidArgument, "compute profile %d cannot start at compute slice %d of %s", c.ID, start, p.Name)
@@ -109,7 +109,7 @@ func (gi *gpuInstance) admit(p *Profile, c *ComputeProfile, start int) *Error {
 	return nil
 }
 
-// in says in which call the error came up.
+// in sets the call in which the error occurred.
 func (e *Error) in(call string) *Error {
 	return &Error{Call: call, Code: e.Code, Detail: e.Detail}
 }
@@ -131,7 +131,7 @@ func (d MIG) MIGMode() (current, pending bool, err error) {
 	return st.MIG, st.MIGPending, nil
 }
 
-// noMIG is the answer of boards that offer no MIG.
+// noMIG is the error of boards without MIG.
 func (d *access) noMIG(call string) error {
 	return fail(call, CodeNotSupported, "%s offers no MIG, or nobody has captured its geometry", d.board.Product)
 }
@@ -145,7 +145,7 @@ func (d MIG) loadMIG(call string) (*gpuState, error) {
 	return st, err
 }
 
-// needMIG refuses calls that need MIG mode.
+// needMIG rejects calls that need MIG mode.
 func (d *access) needMIG(call string, st *gpuState) error {
 	if d.board.MIG == nil {
 		return d.noMIG(call)
@@ -156,12 +156,11 @@ func (d *access) needMIG(call string, st *gpuState) error {
 	return nil
 }
 
-// SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err reports whether the
-// request was taken, activation whether the mode is active. From Hopper on the mode changes at once, unless
-// something uses the GPU: then activation is ErrInUse and nothing has changed; that holds in guests, too, as no reset is
-// needed. Before, the driver resets the GPU for it (MIG user guide, "Enable MIG Mode"): if others have the GPU open that
-// fails, activation is ErrInUse and the mode is pending. A guest cannot reset the GPU it is given: there activation is
-// ErrResetRequired (nvml.h).
+// SetMIGMode requests a MIG mode (nvmlDeviceSetMigMode). Like NVML it has two results: err reports whether the request was
+// accepted, activation whether the mode is active. From Hopper on the mode changes at once, unless something uses the GPU: then
+// activation is ErrInUse and nothing has changed; that also applies to guests, as no reset is needed. Before Hopper, the driver
+// resets the GPU for it (MIG user guide, "Enable MIG Mode"): if others have the GPU open that fails, activation is ErrInUse and the
+// mode is pending. A guest cannot reset its GPU: there activation is ErrResetRequired (nvml.h).
 func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 	const call = "nvmlDeviceSetMigMode"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -207,10 +206,10 @@ func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 	return activation, nil
 }
 
-// fabricLooks is how many looks at the fabric a GPU is registering for that leaves MIG mode.
+// fabricLooks is the number of queries for which a GPU that leaves MIG mode is still registering.
 const fabricLooks = 3
 
-// setModeByReset changes the mode of a board that has to be reset for it, at once if nothing is in the way.
+// setModeByReset changes the mode of a board that needs a reset for it, immediately if nothing prevents it.
 func (d MIG) setModeByReset(call string, enable bool) (activation, err error) {
 	release, aloneErr := d.node.open.alone(d.index)
 	switch {
@@ -270,7 +269,7 @@ func noReset(d MIG, call string, st *gpuState, enable bool, aloneErr error) erro
 	}
 }
 
-// busy words what keeps the mode of a GPU from changing; empty if nothing does.
+// busy describes the obstacle to changing the mode of a GPU; empty for none.
 func (st *gpuState) busy() string {
 	if who := st.users(func(Client) bool { return true }); who != "" {
 		return who
@@ -281,8 +280,8 @@ func (st *gpuState) busy() string {
 	return ""
 }
 
-// addMIGEvent notifies those who wait that the partitions have changed. One such event stands for all before it, so that
-// many changes do not crowd out other events.
+// addMIGEvent notifies waiting event sets that the partitions have changed. One such event replaces all before it, so that many
+// changes do not crowd out other events.
 func (st *gpuState) addMIGEvent() {
 	st.Events = slices.DeleteFunc(st.Events, func(e event) bool { return e.Type == EventMIGConfigChange })
 	st.addEvent(event{Type: EventMIGConfigChange, GPUInstance: noInstance, ComputeInstance: noInstance})
@@ -302,7 +301,7 @@ func (d MIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 	return info, nil
 }
 
-// beginListing begins a call that lists what partitions there can be, in MIG mode or not; a quirk has it fail out of MIG mode.
+// beginListing starts a call that lists possible partitions, in MIG mode or not; with a quirk it fails outside MIG mode.
 func beginListing(d MIG, call string) error {
 	if d.board.MIG != nil && d.node.has(QuirkListsInMIGMode) {
 		_, err := d.loadMIG(call)
@@ -314,7 +313,7 @@ func beginListing(d MIG, call string) error {
 // profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT.
 const profileEnums = 18
 
-// ProfileByEnum is GPUInstanceProfileInfo with all that the simulation knows.
+// ProfileByEnum is GPUInstanceProfileInfo with all data of the simulation.
 func (d MIG) ProfileByEnum(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfo"
 	if err := beginListing(d, call); err != nil {
@@ -323,7 +322,7 @@ func (d MIG) ProfileByEnum(enum int) (*Profile, error) {
 	return d.profileByEnum(call, enum)
 }
 
-// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which nvml.h wants to work in MIG mode only.
+// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which according to nvml.h works only in MIG mode.
 func (d MIG) ProfileByEnumV(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfoV"
 	if _, err := d.loadMIG(call); err != nil {
@@ -364,7 +363,7 @@ func (d MIG) profileByID(call string, id int) (*Profile, error) {
 	return p, nil
 }
 
-// GPUInstancePossiblePlacements lists where instances of a profile ID may lie, occupied or not, in MIG mode or not
+// GPUInstancePossiblePlacements lists the possible placements of a profile ID, occupied or not, in MIG mode or not
 // (nvmlDeviceGetGpuInstancePossiblePlacements_v2).
 func (d MIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
 	const call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"

@@ -9,21 +9,21 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// MIGDevice is a handle to a partition as NVML presents it to programs: a compute instance in the guise of a GPU.
+// MIGDevice is a handle to a partition as NVML presents it to programs: a compute instance that looks like a GPU.
 type MIGDevice struct {
 	compute *ComputeInstance
 }
 
-// MIGDeviceOf is the handle of the partition that a compute instance is.
+// MIGDeviceOf is the MIG device handle of a compute instance.
 func MIGDeviceOf(c *ComputeInstance) *MIGDevice { return &MIGDevice{compute: c} }
 
 // Compute is the compute instance behind it.
 func (m *MIGDevice) Compute() *ComputeInstance { return m.compute }
 
-// device is the GPU it lies on.
+// device is its GPU.
 func (m *MIGDevice) device() MIG { return m.compute.parent.device }
 
-// uuid is made of where the partition lies, so that a partition made again at the same place has it again.
+// uuid is derived from the partition's place, so that a partition recreated there has the same one.
 func (m *MIGDevice) uuid() string {
 	c := m.compute
 	return "MIG-" + uuidOf(fmt.Sprintf("%s/%d/%d", m.device().spec.UUID, c.parent.id, c.id))
@@ -40,7 +40,7 @@ func (d MIG) migDevices(st *gpuState) []*MIGDevice {
 	return found
 }
 
-// MaxMIGDevices is how many partitions there can be, 0 outside MIG mode (nvmlDeviceGetMaxMigDeviceCount).
+// MaxMIGDevices is the maximum number of partitions, 0 outside MIG mode (nvmlDeviceGetMaxMigDeviceCount).
 func (d MIG) MaxMIGDevices() (int, error) {
 	st, err := d.load("nvmlDeviceGetMaxMigDeviceCount")
 	if err != nil || !st.MIG || d.board.MIG == nil {
@@ -53,8 +53,8 @@ func (d MIG) MaxMIGDevices() (int, error) {
 	return most, nil
 }
 
-// MIGDeviceByIndex returns a partition by its place in the list of those that exist
-// (nvmlDeviceGetMigDeviceHandleByIndex); ErrNotFound past the last.
+// MIGDeviceByIndex returns a partition by its index among the existing ones (nvmlDeviceGetMigDeviceHandleByIndex); ErrNotFound past
+// the last.
 func (d MIG) MIGDeviceByIndex(index int) (*MIGDevice, error) {
 	const call = "nvmlDeviceGetMigDeviceHandleByIndex"
 	st, err := d.loadMIG(call)
@@ -68,7 +68,7 @@ func (d MIG) MIGDeviceByIndex(index int) (*MIGDevice, error) {
 	return devices[index], nil
 }
 
-// load begins a call on the partition and returns it with the profile of its GPU instance.
+// load starts a call on the partition and returns it with the profile of its GPU instance.
 func (m *MIGDevice) load(call string) (*gpuState, *ComputeProfile, *Profile, error) {
 	d := m.device()
 	st, err := d.load(call)
@@ -83,7 +83,7 @@ func (m *MIGDevice) load(call string) (*gpuState, *ComputeProfile, *Profile, err
 	return st, p.computeByID(ci.Profile), p, nil
 }
 
-// Parent is the GPU the partition lies on (nvmlDeviceGetDeviceHandleFromMigDeviceHandle).
+// Parent is the GPU of the partition (nvmlDeviceGetDeviceHandleFromMigDeviceHandle).
 func (m *MIGDevice) Parent() (*Device, error) {
 	if _, _, _, err := m.load("nvmlDeviceGetDeviceHandleFromMigDeviceHandle"); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (m *MIGDevice) Parent() (*Device, error) {
 	return m.compute.parent.Device(), nil
 }
 
-// GPUInstanceID and ComputeInstanceID say where the partition lies (nvmlDeviceGetGpuInstanceId).
+// GPUInstanceID is nvmlDeviceGetGpuInstanceId.
 func (m *MIGDevice) GPUInstanceID() (int, error) {
 	_, _, _, err := m.load("nvmlDeviceGetGpuInstanceId")
 	return m.compute.parent.id, err
@@ -103,7 +103,7 @@ func (m *MIGDevice) ComputeInstanceID() (int, error) {
 	return m.compute.id, err
 }
 
-// Index is the place of the partition among those of its GPU (nvmlDeviceGetIndex): MIGDeviceByIndex takes it.
+// Index is the index of the partition among those of its GPU (nvmlDeviceGetIndex): MIGDeviceByIndex takes it.
 func (m *MIGDevice) Index() (int, error) {
 	st, _, _, err := m.load("nvmlDeviceGetIndex")
 	if err != nil {
@@ -114,7 +114,7 @@ func (m *MIGDevice) Index() (int, error) {
 	}), nil
 }
 
-// BAR1Total is the size of the partition's part of BAR1 in bytes, as of the placement units it has
+// BAR1Total is the size of the partition's part of BAR1 in bytes, proportional to its placement units
 // (nvmlDeviceGetBAR1MemoryInfo).
 func (m *MIGDevice) BAR1Total() (uint64, error) {
 	_, _, p, err := m.load("nvmlDeviceGetBAR1MemoryInfo")
@@ -140,7 +140,7 @@ func (m *MIGDevice) Name() (string, error) {
 	return m.device().board.Product + " MIG " + c.name(p), nil
 }
 
-// name is that of a partition: the GPU instance's, with the compute slices in front where they are fewer.
+// name is a partition's name: the GPU instance's, prefixed with the compute slices if these are fewer.
 func (c *ComputeProfile) name(p *Profile) string {
 	if c.Slices == p.ComputeSlices {
 		return p.Name
@@ -181,7 +181,7 @@ func (m *MIGDevice) Processes() ([]Client, error) {
 	}), nil
 }
 
-// Attributes are what a partition has (nvmlDeviceAttributes_t). Engines are shared within the GPU instance.
+// Attributes are the resources of a partition (nvmlDeviceAttributes_t). Engines are shared within the GPU instance.
 type Attributes struct {
 	// Instance is the profile of the GPU instance: engines, memory, compute slices.
 	Instance gpu.Profile
@@ -189,7 +189,7 @@ type Attributes struct {
 	Multiprocessors, Slices int
 }
 
-// Attributes reports what the partition has (nvmlDeviceGetAttributes_v2).
+// Attributes returns the resources of the partition (nvmlDeviceGetAttributes_v2).
 func (m *MIGDevice) Attributes() (Attributes, error) {
 	_, c, p, err := m.load("nvmlDeviceGetAttributes_v2")
 	if err != nil {
@@ -198,5 +198,5 @@ func (m *MIGDevice) Attributes() (Attributes, error) {
 	return Attributes{Instance: p.Info(), Multiprocessors: c.multiprocessors(p), Slices: c.Slices}, nil
 }
 
-// IsMIG begins a call of nvmlDeviceIsMigDeviceHandle on the GPU of a handle.
+// IsMIG starts a call of nvmlDeviceIsMigDeviceHandle on the GPU of a handle.
 func (d *Device) IsMIG() error { return d.node.enter("nvmlDeviceIsMigDeviceHandle", d.index) }

@@ -17,10 +17,10 @@ import (
 //go:embed models/*.json
 var modelFiles embed.FS
 
-// specSchema is the version of spec; a root made by another version has to be created again.
+// specSchema is the version of spec; a root of another version must be recreated.
 const specSchema = 1
 
-// model is a file of models/: what a node is made of, before identities are given out.
+// model is a file of models/: the composition of a node, before identities are assigned.
 type model struct {
 	spec
 	Board          string `json:"board"`
@@ -29,7 +29,7 @@ type model struct {
 	PCISubsystemID string `json:"pciSubsystemID"`
 }
 
-// spec is what a node is: everything that no call changes.
+// spec is the immutable part of a node.
 type spec struct {
 	Schema        int    `json:"schema"`
 	Name          string `json:"name"`
@@ -50,14 +50,14 @@ type spec struct {
 	Others         []pciEntry `json:"others"`
 	// DeviceNodes means that the node keeps device files under its root.
 	DeviceNodes bool `json:"deviceNodes"`
-	// DevRoot is the root below whose dev they lie, where that is not the node's.
+	// DevRoot is the root of the device files, if that is not the node's.
 	DevRoot string `json:"devRoot,omitempty"`
-	// PassThrough means that the node is a virtual machine that GPUs are passed through to: it cannot reset them.
+	// PassThrough means that the node is a virtual machine with passed-through GPUs, which it cannot reset.
 	PassThrough bool `json:"passThrough,omitempty"`
 }
 
-// linkSpec is how NVLinks are wired: "none"; "switch": to the NVSwitches of the node; "fabric": to switches outside;
-// "groups": directly between the GPUs of each group, shared out evenly.
+// linkSpec is the wiring of NVLinks: "none"; "switch": to the NVSwitches of the node; "fabric": to switches outside; "groups":
+// directly between the GPUs of each group, evenly distributed.
 type linkSpec struct {
 	Kind   string  `json:"kind"`
 	Groups [][]int `json:"groups,omitempty"`
@@ -114,7 +114,7 @@ func NodeModels() []string {
 	return names
 }
 
-// ModelDescription says in a line what a node model is; empty if there is no such model.
+// ModelDescription describes a node model in one line; empty for an unknown one.
 func ModelDescription(name string) string {
 	m, err := readModel(name)
 	if err != nil {
@@ -192,7 +192,7 @@ func decodeSpec(data []byte) (*spec, error) {
 	return &s, nil
 }
 
-// validate checks what the rest of the package relies on.
+// validate checks the assumptions of the rest of the package.
 func (s *spec) validate() error {
 	if len(s.GPUs) == 0 || len(s.GPUs) > maxGPUs {
 		return fmt.Errorf("%d GPUs, want 1 to %d", len(s.GPUs), maxGPUs)
@@ -235,7 +235,7 @@ func (s *spec) validate() error {
 	return nil
 }
 
-// validate checks what the rules of partitions rely on.
+// validate checks the assumptions of the rules of partitions.
 func (b *Board) validate() error {
 	if b.MIG == nil {
 		return nil
@@ -248,7 +248,7 @@ func (b *Board) validate() error {
 	return nil
 }
 
-// validate checks a profile of a board of so many placement units.
+// validate checks a profile of a board with a number of placement units.
 func (p *Profile) validate(units int) error {
 	if p.ComputeSlices < 1 || p.Size < 1 || len(p.ComputeInstances) == 0 {
 		return fmt.Errorf("%d compute slices, size %d, %d compute instance profiles", p.ComputeSlices, p.Size, len(p.ComputeInstances))
@@ -268,14 +268,14 @@ func (p *Profile) validate(units int) error {
 	return nil
 }
 
-// hash64 is a well mixed hash of a string, the same for ever.
+// hash64 is a well mixed, stable hash of a string.
 func hash64(s string) uint64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(s)) // a hash does not fail
+	_, _ = h.Write([]byte(s)) // a hash never fails
 	return mix(h.Sum64())
 }
 
-// mix spreads the bits of x (the finalizer of splitmix64), for FNV leaves similar strings with similar hashes.
+// mix spreads the bits of x (the finalizer of splitmix64), because FNV gives similar strings similar hashes.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9

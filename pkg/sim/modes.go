@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// Compute modes (NVML_COMPUTEMODE_*): who may compute on a GPU.
+// Compute modes (NVML_COMPUTEMODE_*).
 const (
 	ModeDefault          = 0
 	ModeProhibited       = 2
 	ModeExclusiveProcess = 3
 )
 
-// ComputeModeName is the name of a compute mode, as nvidia-smi has it.
+// ComputeModeName is nvidia-smi's name of a compute mode.
 func ComputeModeName(mode int) string {
 	switch mode {
 	case ModeDefault:
@@ -35,7 +35,7 @@ const (
 	callSetComputeMode = "nvmlDeviceSetComputeMode"
 )
 
-// checkComputeMode refuses numbers of no mode, and of the one that drivers no longer have.
+// checkComputeMode rejects unknown modes, and the one that drivers have dropped.
 func checkComputeMode(mode int) error {
 	if !slices.Contains([]int{ModeDefault, ModeProhibited, ModeExclusiveProcess}, mode) {
 		return fail(callSetComputeMode, CodeInvalidArgument, "compute mode %d", mode)
@@ -43,10 +43,10 @@ func checkComputeMode(mode int) error {
 	return nil
 }
 
-// Modes are those of a GPU: what can be set on it, and in what it is.
+// Modes are the settings and the virtualization of a GPU.
 type Modes struct{ *access }
 
-// noComputeMode is the answer of GPUs in MIG mode.
+// noComputeMode is the error of GPUs in MIG mode.
 func (d Modes) noComputeMode(call string) error {
 	return fail(call, CodeNotSupported, "GPU %d is in MIG mode: its partitions have compute modes", d.index)
 }
@@ -63,8 +63,8 @@ func (d Modes) ComputeMode() (int, error) {
 	return st.ComputeMode, nil
 }
 
-// SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). It is lost
-// with the driver, and kept in MIG mode and over resets.
+// SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). It is lost with the driver, but survives MIG mode and
+// resets.
 func (d Modes) SetComputeMode(mode int) error {
 	return d.update(callSetComputeMode, func(st *gpuState) error {
 		if err := checkComputeMode(mode); err != nil {
@@ -91,7 +91,7 @@ func (m *MIGDevice) ComputeMode() (int, error) {
 	return ci.ComputeMode, nil
 }
 
-// SetComputeMode sets that of the partition (nvmlDeviceSetComputeMode). It goes with the partition.
+// SetComputeMode sets that of the partition (nvmlDeviceSetComputeMode). It is lost with the partition.
 func (m *MIGDevice) SetComputeMode(mode int) error {
 	return m.device().update(callSetComputeMode, func(st *gpuState) error {
 		if err := checkComputeMode(mode); err != nil {
@@ -130,7 +130,7 @@ func (d Modes) VirtualizationMode() (int, error) {
 	}
 }
 
-// TimeSlice is what "nvidia-smi compute-policy" set: 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.
+// TimeSlice is the setting of "nvidia-smi compute-policy": 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.
 func (d Modes) TimeSlice() (int, error) {
 	st, err := d.node.gpus[d.index].load()
 	if err != nil {
@@ -139,7 +139,7 @@ func (d Modes) TimeSlice() (int, error) {
 	return st.TimeSlice, nil
 }
 
-// SetTimeSlice does what "nvidia-smi compute-policy --set-timeslice" does. No NVML function does.
+// SetTimeSlice simulates "nvidia-smi compute-policy --set-timeslice". No NVML function does this.
 func (d Modes) SetTimeSlice(slice int) error {
 	if slice < 0 || slice > 3 {
 		return fmt.Errorf("set time slice of %s: %d is none of 0 (default), 1 (short), 2 (medium), 3 (long)", d, slice)

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 )
 
-// moduleDir is what sysfs shows of the driver while it is loaded. A directory of sysfs has an inode number that is never
-// used again (Linux, fs/kernfs/dir.c, idr_alloc_cyclic), by which a driver that was loaded anew is distinguished from the one before:
-// so those that were unloaded are kept aside, for the file system here not to use their numbers again.
+// moduleDir is the driver's directory in sysfs while it is loaded. A directory of sysfs has an inode number that is never reused
+// (Linux, fs/kernfs/dir.c, idr_alloc_cyclic), which distinguishes a reloaded driver from the previous one. So directories of
+// unloaded ones are set aside to prevent reuse of their inode numbers here.
 const moduleDir = "sys/module/nvidia"
 
 // addModule adds the files of the module to sysfs.
@@ -21,7 +21,7 @@ func (s *spec) addModule(files map[string]treeFile) {
 	addFile(files, "module/nvidia/version", s.DriverVersion+"\n")
 }
 
-// unloadModule takes the module out of sysfs.
+// unloadModule removes the module from sysfs.
 func (f *Files) unloadModule(s *nodeState) error {
 	if f.root == "" {
 		return nil
@@ -34,7 +34,7 @@ func (f *Files) unloadModule(s *nodeState) error {
 	return err
 }
 
-// loadModule puts the module into sysfs, unless it is there.
+// loadModule adds the module to sysfs, unless it is there.
 func (f *Files) loadModule() error {
 	if f.root == "" {
 		return nil

@@ -18,11 +18,11 @@ type Node struct {
 	*core
 	faults *Faults
 
-	// listed are the GPUs that were there when the session began: NVML counts them once.
+	// listed are the GPUs present at the start of the session: NVML counts them once.
 	listed atomic.Pointer[[]int]
 }
 
-// core is what a node consists of.
+// core is the parts of a node.
 type core struct {
 	spec    *spec
 	state   *cell[nodeState]
@@ -36,7 +36,7 @@ type core struct {
 	journal *journal
 }
 
-// checkIndex refuses indexes of no GPU.
+// checkIndex rejects invalid GPU indexes.
 func (c *core) checkIndex(index int) error {
 	if index < 0 || index >= len(c.devices) {
 		return fmt.Errorf("no GPU %d: the node has %d, numbered from 0", index, len(c.devices))
@@ -50,7 +50,7 @@ func (n *Node) Calls() *Calls { return n.calls }
 // Faults make calls slow or fail.
 func (n *Node) Faults() *Faults { return n.faults }
 
-// Hardware is what happens to the GPUs themselves.
+// Hardware simulates hardware events of GPUs.
 func (n *Node) Hardware() Hardware { return Hardware{n.core, n.faults} }
 
 // Driver is the kernel driver.
@@ -85,13 +85,13 @@ type options struct {
 // Option adjusts a node.
 type Option func(*options)
 
-// WithSeed varies UUIDs and serial numbers; nodes of the same model and seed are the same.
+// WithSeed varies UUIDs and serial numbers; nodes of the same model and seed are identical.
 func WithSeed(seed string) Option { return func(o *options) { o.seed = seed } }
 
 // WithDriverVersion replaces the driver version of the model, such as "570.133.20".
 func WithDriverVersion(version string) Option { return func(o *options) { o.driverVersion = version } }
 
-// WithPassThrough creates the node a virtual machine that whole GPUs are passed through to.
+// WithPassThrough makes the node a virtual machine with whole GPUs passed through.
 func WithPassThrough() Option { return func(o *options) { o.passThrough = true } }
 
 // WithSleep replaces time.Sleep in calls that a fault makes slow.
@@ -101,7 +101,7 @@ func WithSleep(sleep func(time.Duration)) Option { return func(o *options) { o.s
 func WithTrace(w io.Writer) Option { return func(o *options) { o.trace = w } }
 
 func newOptions(opts []Option) *options {
-	o := &options{sleep: time.Sleep} //nolint:forbidigo // a fault that makes a call slow is there to sleep
+	o := &options{sleep: time.Sleep} //nolint:forbidigo // a slow call is simulated by sleeping
 	for _, opt := range opts {
 		opt(o)
 	}
@@ -170,12 +170,12 @@ func Open(root string, opts ...Option) (*Node, error) {
 	return n, nil
 }
 
-// gpuFile is where the state of a GPU is kept.
+// gpuFile is the file of a GPU's state.
 func gpuFile(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("gpu-%d.json", index))
 }
 
-// newNode is a node but for its state; root is empty for one in memory.
+// newNode returns a node without its state; root is empty for one in memory.
 func newNode(root string, s *spec, o *options) *Node {
 	files := &Files{root: root, spec: s}
 	c := &core{spec: s, files: files, open: &sessions{files: files}, calls: newCalls(o.trace)}
@@ -188,7 +188,7 @@ func newNode(root string, s *spec, o *options) *Node {
 	return n
 }
 
-// Root is the directory the node lives under; empty for a node in memory.
+// Root is the directory of the node; empty for one in memory.
 func (n *Node) Root() string { return n.files.root }
 
 // bootID is the boot id of the nth boot.
@@ -196,8 +196,8 @@ func bootID(s *spec, nth int) string {
 	return uuidOf(fmt.Sprintf("boot/%s/%d", s.GPUs[0].UUID, nth))
 }
 
-// enter begins an NVML call on the GPU of that index, or on none (-1): it counts the call, lets faults have their
-// way, and refuses where the library, the driver or the GPU is not there.
+// enter starts an NVML call on the GPU with an index, or on none (-1): it counts the call, applies faults, and fails if the
+// library, the driver or the GPU is missing.
 func (n *Node) enter(call string, index int) error {
 	n.calls.begin(call, index)
 	if n.open.inits.Load() == 0 && call != callInit {
@@ -226,7 +226,7 @@ func (n *Node) enter(call string, index int) error {
 	return nil
 }
 
-// Init begins a session (nvmlInit_v2). Sessions are counted: each needs its Shutdown.
+// Init starts a session (nvmlInit_v2). Sessions are counted: each needs its Shutdown.
 func (n *Node) Init() error {
 	if err := n.enter(callInit, -1); err != nil {
 		return err

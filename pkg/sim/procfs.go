@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Majors of the device files. 195 is registered for NVIDIA; the others are given out by a kernel at run time, and
-// are numbers here that kernels do not give out.
+// Majors of the device files. 195 is registered for NVIDIA; kernels assign the others at run time, but not the numbers chosen here.
 const (
 	majorNVIDIA   = 195
 	majorUVM      = 507
@@ -29,7 +28,7 @@ const (
 	capPerGPU      = maxInstances * capPerInstance
 )
 
-// capGPUInstance is the minor of a GPU instance of the GPU of a minor.
+// capGPUInstance is the minor of a GPU instance, given its GPU's minor.
 func capGPUInstance(gpuMinor, instance int) int {
 	return capFirst + gpuMinor*capPerGPU + instance*capPerInstance
 }
@@ -39,7 +38,7 @@ func capComputeInstance(gpuMinor, instance, compute int) int {
 	return capGPUInstance(gpuMinor, instance) + 1 + compute
 }
 
-// capabilityFile is what a file under /proc/driver/nvidia/capabilities says.
+// capabilityFile is the content of a file under /proc/driver/nvidia/capabilities.
 func capabilityFile(minor int) string {
 	return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor)
 }
@@ -49,7 +48,7 @@ func capabilityDir(gpuMinor int) string {
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", gpuMinor)
 }
 
-// modulesFile lists the kernel modules: the driver's, while it is loaded, and one that has nothing to do with it.
+// modulesFile lists the kernel modules: the driver's, while it is loaded, and an unrelated one.
 const (
 	modulesFile   = "proc/modules"
 	otherModules  = "overlay 212992 0 - Live 0x0000000000000000\n"
@@ -59,7 +58,7 @@ const (
 		"nvidia 14381056 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (OE)\n" + otherModules
 )
 
-// procfs creates the files of /proc that drivers and tools look at, with paths relative to the root.
+// procfs creates the files of /proc that drivers and tools read, with paths relative to the root.
 func (s *spec) procfs() map[string]treeFile {
 	files := map[string]treeFile{}
 	addFile(files, "proc/driver/nvidia/version", fmt.Sprintf(
@@ -83,7 +82,7 @@ func (s *spec) procfs() map[string]treeFile {
 	return files
 }
 
-// migMinors lists the minors of all partitions that can ever exist.
+// migMinors lists the minors of all possible partitions.
 func (s *spec) migMinors() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config %d\nmonitor %d\n", capConfig, capMonitor)

@@ -7,21 +7,20 @@ import (
 	"slices"
 )
 
-// Quirk is a way in which a driver may differ from the one that is simulated otherwise. What documents leave open, code
-// has to be right with either.
+// Quirk is a way in which a driver may differ from the simulated one. If documents leave a behaviour open, code must handle both.
 type Quirk string
 
 // The quirks.
 const (
 	// QuirkModeWipesInstances: leaving MIG mode destroys idle GPU instances and succeeds. nvml.h promises IN_USE of
-	// nvmlDeviceSetMigMode only where unbinding the GPU from its clients fails, not for instances that nobody uses.
+	// nvmlDeviceSetMigMode only if unbinding the GPU from its clients fails, not for unused instances.
 	QuirkModeWipesInstances Quirk = "mode-wipes-instances"
-	// QuirkFirstInstanceInUse: clients of a GPU are looked for when its first GPU instance is created, which is IN_USE
-	// then, and not when the mode changes: so do drivers on boards that need no reset
-	// (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c, kmigmgrSetMIGState).
+	// QuirkFirstInstanceInUse: clients of a GPU make the creation of its first GPU instance fail with IN_USE, instead of the change
+	// of its mode, as with drivers on boards that need no reset (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c,
+	// kmigmgrSetMIGState).
 	QuirkFirstInstanceInUse Quirk = "first-instance-in-use"
-	// QuirkUUIDFromMemory: nvmlDeviceGetUUID answers from memory for a GPU that fell off the bus. nvml.h promises
-	// GPU_IS_LOST only of calls that reach the board.
+	// QuirkUUIDFromMemory: nvmlDeviceGetUUID returns a cached UUID for a GPU that fell off the bus. nvml.h promises GPU_IS_LOST
+	// only for calls that reach the board.
 	QuirkUUIDFromMemory Quirk = "uuid-from-memory"
 	// QuirkMinorChanges: a change of the MIG mode gives the GPU another minor number (nvml.h, nvmlDeviceSetMigMode: "the
 	// attributes associated with the device, such as minor number, might change").
@@ -29,27 +28,27 @@ const (
 	// QuirkWrongCounts: profiles report that one instance fits, whatever their placements allow, as some drivers do for the
 	// A30.
 	QuirkWrongCounts Quirk = "wrong-counts"
-	// QuirkFabricAfterMIG: a GPU that leaves MIG mode registers with the NVLink fabric anew, which takes a while: the
-	// driver suspends the fabric probe while GPU instances exist (open-gpu-kernel-modules 595.45.04,
-	// kernel_mig_manager.c, gpuFabricProbeSuspend).
+	// QuirkFabricAfterMIG: a GPU that leaves MIG mode has to register with the NVLink fabric again, which takes a while: the driver
+	// suspends the fabric probe while GPU instances exist (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c,
+	// gpuFabricProbeSuspend).
 	QuirkFabricAfterMIG Quirk = "fabric-after-mig"
-	// QuirkResetTogether: GPUs that NVLinks join are reset by one command or not at all, as on NVSwitch systems with A100 while
-	// no Fabric Manager runs: "All PEER connected GPUs must be reset in same command" (nvidia-smi's manual, --gpu-reset).
+	// QuirkResetTogether: GPUs connected by NVLinks can only be reset by one command, as on NVSwitch systems with A100 without
+	// Fabric Manager: "All PEER connected GPUs must be reset in same command" (nvidia-smi's manual, --gpu-reset).
 	QuirkResetTogether Quirk = "reset-together"
-	// QuirkVMNeedsReset: in a guest that a GPU is passed through to, boards that need no reset for their MIG mode elsewhere need one:
-	// "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode, which says so of no board in particular).
+	// QuirkVMNeedsReset: with a GPU passed through to a guest, even boards that otherwise change their MIG mode without a reset
+	// need one: "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode, which names no particular board).
 	QuirkVMNeedsReset Quirk = "vm-needs-reset"
-	// QuirkModeInMIG: a GPU in MIG mode answers with the compute mode from before, as RM's query does (open-gpu-kernel-modules
-	// 595.45.04, subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); what NVML makes of it is not known.
+	// QuirkModeInMIG: a GPU in MIG mode returns its previous compute mode, as RM's query does (open-gpu-kernel-modules 595.45.04,
+	// subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); NVML's behaviour is unknown.
 	QuirkModeInMIG Quirk = "compute-mode-in-mig"
-	// QuirkFewerInstances: no more than three GPU instances are created, whatever placements and capacity say. "QA observed only 3
+	// QuirkFewerInstances: at most three GPU instances can be created, despite free placements and capacity. "QA observed only 3
 	// creatable 1g instances on a 61x Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure).
 	QuirkFewerInstances Quirk = "fewer-instances"
-	// QuirkDRMHolds: nvidia_drm, which no list of processes shows, keeps boards from being reset: "In use by another client"
+	// QuirkDRMHolds: nvidia_drm, which is not listed as a process, prevents resets of boards: "In use by another client"
 	// (https://github.com/NVIDIA/mig-parted/issues/181, on A100).
 	QuirkDRMHolds Quirk = "drm-holds"
-	// QuirkListsInMIGMode: profiles and placements are listed in MIG mode only: "older drivers (e.g., 535) that don't support querying
-	// MIG profiles when MIG mode is disabled" (github.com/NVIDIA/mig-parted, pkg/mig/discovery/discovery.go).
+	// QuirkListsInMIGMode: profiles and placements are listed only in MIG mode: "older drivers (e.g., 535) that don't support
+	// querying MIG profiles when MIG mode is disabled" (github.com/NVIDIA/mig-parted, pkg/mig/discovery/discovery.go).
 	QuirkListsInMIGMode Quirk = "lists-in-mig-mode"
 )
 
@@ -76,16 +75,16 @@ func (d Driver) SetQuirk(q Quirk, on bool) error {
 	})
 }
 
-// has reports whether the node's driver has a quirk. One that cannot be read has none.
+// has reports whether the node's driver has a quirk; false if unreadable.
 func (c *core) has(q Quirk) bool {
 	st, err := c.state.load()
 	return err == nil && slices.Contains(st.Quirks, q)
 }
 
-// busyForMode words what keeps the mode of a GPU from changing; empty if nothing does. What quirks say goes first.
+// busyForMode describes the obstacle to changing the mode of a GPU; empty for none. Quirks take precedence.
 func (d MIG) busyForMode(st *gpuState, enable bool) string {
 	if enable && !d.board.MIG.ModeNeedsReset && d.node.has(QuirkFirstInstanceInUse) {
-		return "" // looked for later
+		return "" // checked later
 	}
 	if !enable && d.node.has(QuirkModeWipesInstances) {
 		return st.users(func(Client) bool { return true })
@@ -93,7 +92,7 @@ func (d MIG) busyForMode(st *gpuState, enable bool) string {
 	return st.busy()
 }
 
-// firstInUse is IN_USE for the first GPU instance of a GPU that has clients, where a quirk says so.
+// firstInUse is the quirk's IN_USE for the first GPU instance of a GPU with clients.
 func (d MIG) firstInUse(call string, st *gpuState) error {
 	if len(st.Instances) > 0 || !d.node.has(QuirkFirstInstanceInUse) {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// reset is what a GPU forgets when it is reset. Events stay: they are what was reported, not what is. Compute mode and time slice stay,
-// too: the driver keeps them by UUID until it is unloaded (open-gpu-kernel-modules 595.45.04, gpu_registry.c, gpu_db.c).
+// reset clears the state that a GPU loses on a reset. Events stay, as they are a log. Compute mode and time slice also stay: the
+// driver keeps them by UUID until it is unloaded (open-gpu-kernel-modules 595.45.04, gpu_registry.c, gpu_db.c).
 func (st *gpuState) reset() {
 	st.MIG = st.MIGPending
 	st.Instances, st.Clients, st.Limits = nil, nil, nil
@@ -17,10 +17,10 @@ func (st *gpuState) reset() {
 	st.Persistence = false
 }
 
-// Reset does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode becomes the current one, and
-// nothing else about the node changes. It is refused while clients use the GPU or any session has it open, one of this
-// Node's too; in persistence mode, which counts as a client of its own (NVIDIA/NVSentinel#1690); and on a lost GPU, which
-// only a reboot brings back. together are the GPUs that the same command resets.
+// Reset simulates "nvidia-smi --gpu-reset": partitions are lost, the pending MIG mode becomes the current one, and nothing else
+// about the node changes. It fails while clients use the GPU or any session has it open, including one of this Node; in persistence
+// mode, which counts as a client of its own (NVIDIA/NVSentinel#1690); and on a lost GPU, which only a reboot brings back. together
+// are the GPUs that the same command resets.
 func (h Hardware) Reset(index int, together ...int) error {
 	const call = "reset"
 	if err := h.checkReset(index); err != nil {
@@ -68,8 +68,7 @@ func (h Hardware) Reset(index int, together ...int) error {
 	})
 }
 
-// ResetWith lists the GPUs that have to be reset by the same command as one, less those that are: the others of its NVLinks
-// where the driver resets no GPU by itself.
+// ResetWith lists the GPUs missing from a reset command: the NVLink peers of a GPU, if the driver cannot reset it alone.
 func (h Hardware) ResetWith(index int, together ...int) (missing []int) {
 	if !h.has(QuirkResetTogether) || !h.devices[index].linked() {
 		return nil
@@ -83,7 +82,7 @@ func (h Hardware) ResetWith(index int, together ...int) (missing []int) {
 	return missing
 }
 
-// checkReset refuses to reset a GPU that is not there.
+// checkReset rejects a reset of a missing GPU.
 func (h Hardware) checkReset(index int) error {
 	if err := h.checkIndex(index); err != nil {
 		return err
@@ -98,7 +97,7 @@ func (h Hardware) checkReset(index int) error {
 	return nil
 }
 
-// attached words what has the GPU in use besides sessions; empty if nothing has.
+// attached describes users of the GPU other than sessions; empty for none.
 func (st *gpuState) attached() string {
 	if who := st.users(func(Client) bool { return true }); who != "" {
 		return who
@@ -109,9 +108,9 @@ func (st *gpuState) attached() string {
 	return ""
 }
 
-// ForceReset resets a GPU behind the back of those who have it open or use it. Within a boot nothing shows that it
-// happened: instances that are created again in the same places have the same IDs and UUIDs, as the driver derives the UUID
-// from the board and the instance's ID (open-gpu-kernel-modules 595.45.04, nvGenerateSmcUuid in gpu_uuid.c).
+// ForceReset resets a GPU even while it is open or in use. Within a boot the reset is undetectable: instances recreated in the same
+// places have the same IDs and UUIDs, as the driver derives the UUID from the board and the instance's ID (open-gpu-kernel-modules
+// 595.45.04, nvGenerateSmcUuid in gpu_uuid.c).
 func (h Hardware) ForceReset(index int) error {
 	if err := h.checkReset(index); err != nil {
 		return err
@@ -122,8 +121,7 @@ func (h Hardware) ForceReset(index int) error {
 	})
 }
 
-// ForceRemake resets a GPU behind the back of those who have it open; then another tool makes the same instances in
-// the same places.
+// ForceRemake is ForceReset, after which another tool recreates the same instances in the same places.
 func (h Hardware) ForceRemake(index int) error {
 	was, err := h.layoutOf(index)
 	if err != nil {
@@ -135,8 +133,8 @@ func (h Hardware) ForceRemake(index int) error {
 	return h.remake(index, was)
 }
 
-// ForceReload reloads the kernel driver behind the back of those who have it open. With remake, another tool then
-// makes the instances that were there, in the same places.
+// ForceReload reloads the kernel driver even while it is open. With remake, another tool then recreates the previous instances in
+// the same places.
 func (d Driver) ForceReload(remake bool) error {
 	var was []*gpuState
 	for i := range d.gpus {
@@ -163,7 +161,7 @@ func (d Driver) ForceReload(remake bool) error {
 	return nil
 }
 
-// layoutOf is the state of a GPU as it is now.
+// layoutOf is the current state of a GPU.
 func (c *core) layoutOf(index int) (*gpuState, error) {
 	if err := c.checkIndex(index); err != nil {
 		return nil, err
@@ -175,7 +173,7 @@ func (c *core) layoutOf(index int) (*gpuState, error) {
 	return st, nil
 }
 
-// remake makes the instances of an earlier state anew. They are others: handles of those before stay stale.
+// remake recreates the instances of an earlier state as new ones: handles of the old ones stay stale.
 func (c *core) remake(index int, was *gpuState) error {
 	return c.gpus[index].update(func(st *gpuState) error {
 		if len(st.Instances) > 0 {

@@ -4,8 +4,8 @@ package sim
 
 import "fmt"
 
-// Served is a program that uses a GPU through an MPS server. NVML lists the server, which alone has a context on the GPU,
-// and so does the state of the GPU: only the journal knows of the program.
+// Served is a program that uses a GPU through an MPS server. NVML and the GPU's state list only the server, which alone has a
+// context on the GPU; the program is only in the journal.
 type Served struct {
 	PID  int // as the server sees it
 	Name string
@@ -13,12 +13,12 @@ type Served struct {
 	GPUInstance int
 }
 
-// BeginServed writes to the node's journal that a server serves a program from now on.
+// BeginServed records in the node's journal that a server has begun to serve a program.
 func (cs *Clients) BeginServed(index int, p Served) error {
 	return cs.noteServed(JournalServed, index, p)
 }
 
-// EndServed writes to the node's journal that a server serves a program no more.
+// EndServed records in the node's journal that a server no longer serves a program.
 func (cs *Clients) EndServed(index int, p Served) error {
 	return cs.noteServed(JournalServedEnded, index, p)
 }

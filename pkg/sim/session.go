@@ -13,29 +13,29 @@ import (
 	"syscall"
 )
 
-// NVML opens the driver with nvmlInit and a GPU with the first call on it, and closes both with the last nvmlShutdown.
-// Whoever has a GPU open keeps it from being reset, an idle monitoring agent too: "Monitoring application such as another
-// instance of nvidia-smi" (nvidia-smi's manual, --gpu-reset); NVIDIA/gpu-operator#118, NVIDIA/NVSentinel#1690.
+// NVML opens the driver with nvmlInit and a GPU with the first call on it, and closes both with the last nvmlShutdown. Any process
+// with an open GPU prevents its reset, even an idle monitoring agent: "Monitoring application such as another instance of
+// nvidia-smi" (nvidia-smi's manual, --gpu-reset); NVIDIA/gpu-operator#118, NVIDIA/NVSentinel#1690.
 //
-// Each Node has a file of its own open and locked for every GPU that it has open, shared with the other processes. The
-// kernel gives the lock back when the process ends, however it ends.
+// For every open GPU, each Node has a file open with a shared lock. The kernel releases the lock when the process ends, in whatever
+// way.
 
-// driverSlot stands for the driver as a whole, alongside the indexes of GPUs.
+// driverSlot stands for the whole driver, besides the indexes of GPUs.
 const driverSlot = maxGPUs
 
-// sessions are what a Node has open.
+// sessions are the open GPUs and driver of a Node.
 type sessions struct {
 	files *Files
 	inits atomic.Int64
 	mask  atomic.Uint64 // bits of slots
 	mu    sync.Mutex
-	// locked are the files of slots that are open, locked, shared; nil for a node in memory.
+	// locked are the files of open slots, with shared locks; nil for a node in memory.
 	locked [driverSlot + 1]*os.File
-	// nodes are the device nodes of the GPUs that are open: who looks for users of a GPU finds them in /proc.
+	// nodes are the device nodes of the open GPUs, so that a search for users of a GPU finds them in /proc.
 	nodes [driverSlot]*os.File
 }
 
-// end ends one session; with the last, the driver and the GPUs are open no more.
+// end ends one session; the last one closes the driver and the GPUs.
 func (s *sessions) end() error {
 	for {
 		now := s.inits.Load()
@@ -62,7 +62,7 @@ func (s *sessions) openSlot(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isOpen(slot) || s.inits.Load() == 0 {
-		return nil // by another call meanwhile, or the session has ended
+		return nil // another call has opened it, or the session has ended
 	}
 	if s.files.root != "" {
 		f, err := s.openSession(slot)
@@ -84,24 +84,24 @@ func (s *sessions) openSlot(slot int) error {
 // openSession opens the file of a slot. A root may be older than these files.
 func (s *sessions) openSession(slot int) (*os.File, error) {
 	path := s.files.sessionFile(slot)
-	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644) //nolint:gosec // everybody may lock it
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644) //nolint:gosec // anyone may lock it
 	if err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	return f, nil
 }
 
-// closeSlots ends what the session has open, after the last Shutdown.
+// closeSlots closes the session's slots, after the last Shutdown.
 func (s *sessions) closeSlots() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.inits.Load() > 0 {
-		return // somebody has begun anew
+		return // a new session has started
 	}
 	s.mask.Store(0)
 	for slot, f := range s.locked {
 		if f != nil {
-			_ = f.Close() // gives the lock back; nothing was written
+			_ = f.Close() // releases the lock; nothing was written
 			s.locked[slot] = nil
 		}
 	}
@@ -113,14 +113,14 @@ func (s *sessions) closeSlots() {
 	}
 }
 
-// errOpen is what alone returns for a slot that others have open.
+// errOpen is the error of alone for a slot that others have open.
 var errOpen = errors.New("open in other processes")
 
-// alone makes sure that no other Node has a slot open, and that none opens it until release. What this Node has open
-// stays open and does not count.
+// alone makes sure that no other Node has a slot open, and that none opens it until release. This Node's own slots stay open and do
+// not count.
 func (s *sessions) alone(slot int) (release func(), err error) {
 	if s.files.root == "" {
-		return func() {}, nil // nobody else has a node in memory
+		return func() {}, nil // a node in memory has no other users
 	}
 	s.mu.Lock()
 	own := s.locked[slot]
@@ -137,13 +137,13 @@ func (s *sessions) alone(slot int) (release func(), err error) {
 			_ = f.Close() // gives the lock back
 			return
 		}
-		_ = flock(f, syscall.LOCK_SH) // of an open file that can be locked
+		_ = flock(f, syscall.LOCK_SH) // cannot fail for an open, lockable file
 	}
 	err = flock(f, syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
 		return release, nil
 	}
-	release() // flock(2): a change of the lock that fails may lose the lock
+	release() // flock(2): a failed change of the lock may lose it
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		err = errOpen
 	}
@@ -169,7 +169,7 @@ type Session struct {
 	Name string `json:"name"`
 }
 
-// of lists the processes that have a slot open, as far as /proc shows them here.
+// of lists the processes that have a slot open and are visible in /proc.
 func (s *sessions) of(slot int) []Session {
 	if s.files.root == "" {
 		return nil
@@ -191,15 +191,15 @@ func (s *sessions) of(slot int) []Session {
 		}
 		pid, err := strconv.Atoi(f[4])
 		if err != nil || pid <= 0 {
-			continue // in a PID namespace that cannot be seen from here
+			continue // in an invisible PID namespace
 		}
-		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // a process may have just ended
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // the process may have just ended
 		found = append(found, Session{PID: pid, Name: strings.TrimSpace(string(comm))})
 	}
 	return found
 }
 
-// who words the processes that have a slot open: "process 71 (dcgm)".
+// who formats the processes that have a slot open: "process 71 (dcgm)".
 func (s *sessions) who(slot int) string {
 	found := s.of(slot)
 	if len(found) == 0 {

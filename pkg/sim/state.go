@@ -9,22 +9,22 @@ import (
 	"slices"
 )
 
-// maxGPUs bounds the GPUs of a node: NVML handles have room for so many.
+// maxGPUs bounds the GPUs of a node: NVML handles have no room for more.
 const maxGPUs = 32
 
-// noInstance is how NVML says that no GPU or compute instance is meant.
+// noInstance is NVML's ID for no GPU or compute instance.
 const noInstance = 0xffffffff
 
-// nodeState is what changes about the node as a whole.
+// nodeState is the mutable node-wide state.
 type nodeState struct {
 	// Boots counts them, and BootID changes with each.
 	Boots  int    `json:"boots"`
 	BootID string `json:"bootID"`
-	// Unloaded means that the kernel driver is not there.
+	// Unloaded means that the kernel driver is not loaded.
 	Unloaded bool `json:"unloaded,omitempty"`
 	// Lost are the indexes of the GPUs that fell off the bus, ascending.
 	Lost []int `json:"lost,omitempty"`
-	// UUIDs of GPUs that were put in the place of earlier ones, by index.
+	// UUIDs of GPUs that have replaced earlier ones, by index.
 	UUIDs map[int]string `json:"uuids,omitempty"`
 	// Faults in the order in which they were injected.
 	Faults    []Fault `json:"faults,omitempty"`
@@ -40,26 +40,26 @@ type nodeState struct {
 	Quirks []Quirk `json:"quirks,omitempty"`
 }
 
-// gpuState is what changes about one GPU.
+// gpuState is the mutable state of one GPU.
 type gpuState struct {
 	MIG        bool `json:"mig,omitempty"`
 	MIGPending bool `json:"migPending,omitempty"`
 	// Instances in ascending ID.
 	Instances []gpuInstance `json:"instances,omitempty"`
-	// LastSerial is the number of instances ever made; it distinguishes an instance from a later one of the same ID.
+	// LastSerial is the number of instances ever created; it distinguishes an instance from a later one with the same ID.
 	LastSerial  uint64 `json:"lastSerial,omitempty"`
 	ComputeMode int    `json:"computeMode,omitempty"`
-	// TimeSlice is what nvidia-smi compute-policy set: 0 default, 1 short, 2 medium, 3 long.
+	// TimeSlice is the setting of nvidia-smi compute-policy: 0 default, 1 short, 2 medium, 3 long.
 	TimeSlice   int  `json:"timeSlice,omitempty"`
 	Persistence bool `json:"persistence,omitempty"`
-	// Recovery is what field 230 (GPU_RECOVERY_ACTION) says.
+	// Recovery is field 230 (GPU_RECOVERY_ACTION).
 	Recovery int `json:"recovery,omitempty"`
-	// Virtualization is one of Virtualization*; zero for what the node's model says.
+	// Virtualization is one of Virtualization*; zero for the node model's.
 	Virtualization int `json:"virtualization,omitempty"`
 	// MinorShift is added to the minor number of the GPU.
 	MinorShift int `json:"minorShift,omitempty"`
-	// FabricState, where it is not zero, is what the GPU says of its registration with the fabric instead of completed:
-	// for so many more calls if FabricLooks is above zero, else for ever.
+	// FabricState, if not zero, is the GPU's fabric state instead of completed: for FabricLooks more calls if that is above zero,
+	// otherwise forever.
 	FabricState int `json:"fabricState,omitempty"`
 	FabricLooks int `json:"fabricLooks,omitempty"`
 	// Clients are the processes that use the device, by PID.
@@ -71,7 +71,7 @@ type gpuState struct {
 	LastEvent uint64  `json:"lastEvent,omitempty"`
 }
 
-// gpuInstance is a GPU instance that exists.
+// gpuInstance is an existing GPU instance.
 type gpuInstance struct {
 	ID      int               `json:"id"`
 	Profile int               `json:"profile"` // profile ID
@@ -80,7 +80,7 @@ type gpuInstance struct {
 	Compute []computeInstance `json:"compute,omitempty"` // ascending ID
 }
 
-// computeInstance is a compute instance that exists.
+// computeInstance is an existing compute instance.
 type computeInstance struct {
 	ID      int    `json:"id"`
 	Profile int    `json:"profile"` // profile ID
@@ -96,17 +96,17 @@ type Client struct {
 	Name string `json:"name"`
 	// Memory it uses, in bytes.
 	Memory uint64 `json:"memory,omitempty"`
-	// GPUInstance and ComputeInstance hold it inside a partition; both -1 on the whole GPU.
+	// GPUInstance and ComputeInstance are those of its partition; both -1 on the whole GPU.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// Leaked means that it has the GPU instance open and computes nothing there: NVML does not list it, compute instances can be
-	// destroyed, and the GPU instance not (DCGM#276; open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:6171-6177).
+	// Leaked means that it has the GPU instance open without computing there: NVML does not list it, and compute instances can be
+	// destroyed, but not the GPU instance (DCGM#276; open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:6171-6177).
 	Leaked bool `json:"leaked,omitempty"`
-	// Held means that it is a process which says so itself (see Hold): when it ends, it is no client any more.
+	// Held means that the process itself is the client (see Hold), until it ends.
 	Held bool `json:"held,omitempty"`
 }
 
-// event is what an event set may deliver.
+// event is an event for event sets.
 type event struct {
 	Seq             uint64 `json:"seq"`
 	Type            uint64 `json:"type"`
@@ -115,7 +115,7 @@ type event struct {
 	ComputeInstance uint32 `json:"computeInstance"`
 }
 
-// keptEvents is how many events a GPU remembers for those who wait.
+// keptEvents is the number of events that a GPU keeps for event sets.
 const keptEvents = 32
 
 // clone copies the state so that the copy can be changed.
@@ -143,7 +143,7 @@ func (s *gpuState) clone() *gpuState {
 	return &c
 }
 
-// addEvent appends an event and forgets the oldest.
+// addEvent appends an event and drops the oldest.
 func (s *gpuState) addEvent(e event) {
 	s.LastEvent++
 	e.Seq = s.LastEvent
@@ -153,7 +153,7 @@ func (s *gpuState) addEvent(e event) {
 	}
 }
 
-// decodeNodeState reads and checks the state of a node of so many GPUs.
+// decodeNodeState decodes and checks the state of a node with a number of GPUs.
 func decodeNodeState(data []byte, gpus int) (*nodeState, error) {
 	var s nodeState
 	if err := json.Unmarshal(data, &s); err != nil {
@@ -172,8 +172,7 @@ func decodeNodeState(data []byte, gpus int) (*nodeState, error) {
 	return &s, nil
 }
 
-// decodeGPUState reads the state of a GPU and checks it against its board, so that no later step meets an instance
-// that the board cannot have.
+// decodeGPUState decodes the state of a GPU and checks it against its board, so that later steps meet no impossible instances.
 func decodeGPUState(data []byte, b *Board) (*gpuState, error) {
 	var s gpuState
 	if err := json.Unmarshal(data, &s); err != nil {

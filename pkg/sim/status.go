@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Status is everything about a node, to be shown. It is read without NVML calls, so faults do not touch it.
+// Status is the complete state of a node for display. It is read without NVML calls, so faults do not affect it.
 type Status struct {
 	Model         string      `json:"model"`
 	Description   string      `json:"description"`
@@ -20,7 +20,7 @@ type Status struct {
 	Faults        []Fault     `json:"faults"`
 }
 
-// GPUStatus is everything about a GPU.
+// GPUStatus is the complete state of a GPU.
 type GPUStatus struct {
 	Index       int              `json:"index"`
 	Minor       int              `json:"minor"`
@@ -40,12 +40,12 @@ type GPUStatus struct {
 	Recovery    int              `json:"recoveryAction"`
 	Instances   []InstanceStatus `json:"instances"`
 	Clients     []Client         `json:"clients"`
-	// Sessions are the processes that have the GPU open, as far as they can be seen from here.
+	// Sessions are the visible processes that have the GPU open.
 	Sessions  []Session     `json:"sessions,omitempty"`
 	Limits    []LimitStatus `json:"memoryLimits,omitempty"`
 	Absent    bool          `json:"absent,omitempty"`
 	LinksDown bool          `json:"linksDown,omitempty"`
-	// Fabric is one of Fabric*, and Virtualization one of Virtualization*, where that is not what the node's model says.
+	// Fabric is one of Fabric*, and Virtualization one of Virtualization*, if they differ from the node's model.
 	Fabric         int `json:"fabric,omitempty"`
 	Virtualization int `json:"virtualization,omitempty"`
 }
@@ -81,7 +81,7 @@ type ComputeStatus struct {
 	ComputeMode int `json:"computeMode,omitempty"`
 }
 
-// MIGText words the MIG mode: "n/a", "off", "on", "off, on after reset".
+// MIGText describes the MIG mode: "n/a", "off", "on", "off, on after reset".
 func (g *GPUStatus) MIGText() string {
 	word := func(on bool) string {
 		if on {
@@ -99,7 +99,7 @@ func (g *GPUStatus) MIGText() string {
 	}
 }
 
-// StateText words the health: "ok", "absent", "lost" or "recovery action 1".
+// StateText describes the health: "ok", "absent", "lost" or "recovery action 1".
 func (g *GPUStatus) StateText() string {
 	switch {
 	case g.Absent:

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Sysfs is what /sys of the node says of PCI and of NUMA nodes, with paths relative to /sys: bus/pci/devices/<bdf> is a
-// link to the function's directory under devices/, which lies in those of the bridges between it and its root complex.
+// Sysfs is the PCI and NUMA part of the node's /sys, with paths relative to /sys: bus/pci/devices/<bdf> is a link to the function's
+// directory under devices/, which is nested in those of the bridges between it and its root complex.
 func (n *Node) Sysfs() fs.ReadLinkFS {
 	return livePCI{newTree(n.spec.sysfs()), n}
 }
@@ -65,8 +65,8 @@ func (s *spec) addFunction(files map[string]treeFile, e *pciEntry) {
 	files["bus/pci/devices/"+e.bdf()] = treeFile{target: "../../../" + dir}
 }
 
-// addEndpoint adds what programs read of functions that are no bridges: go-nvlib's nvpci, and with it mig-parted and
-// NVIDIA's DRA driver, gives up where an NVIDIA function has no resource file.
+// addEndpoint adds the files that programs read for functions other than bridges: go-nvlib's nvpci, and with it mig-parted and
+// NVIDIA's DRA driver, fails if an NVIDIA function has no resource file.
 func (s *spec) addEndpoint(files map[string]treeFile, e *pciEntry) {
 	dir := deviceDir(e)
 	board := s.boardAt(e)
@@ -80,7 +80,7 @@ func (s *spec) addEndpoint(files map[string]treeFile, e *pciEntry) {
 	addFile(files, dir+"/resource", resources(board))
 	files[dir+"/config"] = treeFile{data: configSpace(e, subsystem)}
 	if driver := driverOf(e); driver != "" {
-		// The tree has directories only where something lies in them.
+		// The tree has no empty directories.
 		addFile(files, "bus/pci/drivers/"+driver+"/new_id", "")
 		files["bus/pci/drivers/"+driver+"/"+e.bdf()] = treeFile{target: "../../../../" + dir}
 		files[dir+"/driver"] = treeFile{target: strings.Repeat("../", strings.Count(dir, "/")+1) + "bus/pci/drivers/" + driver}

@@ -10,10 +10,10 @@ const (
 	ClockVideo    = 3
 )
 
-// Telemetry is what a GPU measures.
+// Telemetry is a GPU's measurements.
 type Telemetry struct{ *access }
 
-// Clock is the frequency in MHz that a clock has now (nvmlDeviceGetClockInfo). GPUs without clients run slower.
+// Clock is the current frequency of a clock in MHz (nvmlDeviceGetClockInfo). GPUs without clients run slower.
 func (d Telemetry) Clock(kind int) (int, error) {
 	const call = "nvmlDeviceGetClockInfo"
 	st, err := d.load(call)
@@ -27,7 +27,7 @@ func (d Telemetry) Clock(kind int) (int, error) {
 	return most / 5, nil
 }
 
-// MaxClock is the greatest frequency in MHz that a clock may have (nvmlDeviceGetMaxClockInfo).
+// MaxClock is the maximum frequency of a clock in MHz (nvmlDeviceGetMaxClockInfo).
 func (d Telemetry) MaxClock(kind int) (int, error) {
 	const call = "nvmlDeviceGetMaxClockInfo"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -52,12 +52,12 @@ func (d Telemetry) maxClock(call string, kind int) (int, error) {
 // pcieWidth is the number of lanes of every board.
 const pcieWidth = 16
 
-// PCIeGeneration is that of the link now (nvmlDeviceGetCurrPcieLinkGeneration).
+// PCIeGeneration is the current generation of the link (nvmlDeviceGetCurrPcieLinkGeneration).
 func (d Telemetry) PCIeGeneration() (int, error) {
 	return d.board.PCIeGeneration, d.node.enter("nvmlDeviceGetCurrPcieLinkGeneration", d.index)
 }
 
-// MaxPCIeGeneration is the greatest that board and slot can do (nvmlDeviceGetMaxPcieLinkGeneration).
+// MaxPCIeGeneration is the maximum of board and slot (nvmlDeviceGetMaxPcieLinkGeneration).
 func (d Telemetry) MaxPCIeGeneration() (int, error) {
 	return d.board.PCIeGeneration, d.node.enter("nvmlDeviceGetMaxPcieLinkGeneration", d.index)
 }
@@ -67,15 +67,15 @@ func (d Telemetry) PCIeWidth() (int, error) {
 	return pcieWidth, d.node.enter("nvmlDeviceGetCurrPcieLinkWidth", d.index)
 }
 
-// MaxPCIeWidth is the number of lanes there are (nvmlDeviceGetMaxPcieLinkWidth).
+// MaxPCIeWidth is the number of lanes (nvmlDeviceGetMaxPcieLinkWidth).
 func (d Telemetry) MaxPCIeWidth() (int, error) {
 	return pcieWidth, d.node.enter("nvmlDeviceGetMaxPcieLinkWidth", d.index)
 }
 
-// temperatureThresholds in °C by NVML_TEMPERATURE_THRESHOLD_*: shutdown, slowdown, memory's greatest, GPU's greatest.
+// temperatureThresholds in °C by NVML_TEMPERATURE_THRESHOLD_*: shutdown, slowdown, maximum of the memory, maximum of the GPU.
 var temperatureThresholds = []int{92, 89, 95, 85}
 
-// TemperatureThreshold is one of the temperatures at which something happens (nvmlDeviceGetTemperatureThreshold).
+// TemperatureThreshold is a temperature threshold (nvmlDeviceGetTemperatureThreshold).
 func (d Telemetry) TemperatureThreshold(kind int) (int, error) {
 	const call = "nvmlDeviceGetTemperatureThreshold"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -87,8 +87,7 @@ func (d Telemetry) TemperatureThreshold(kind int) (int, error) {
 	return temperatureThresholds[kind], nil
 }
 
-// PowerLimits are the least and the greatest power limit that can be set, in milliwatts
-// (nvmlDeviceGetPowerManagementLimitConstraints).
+// PowerLimits are the minimum and maximum of the power limit, in milliwatts (nvmlDeviceGetPowerManagementLimitConstraints).
 func (d Telemetry) PowerLimits() (least, most int, err error) {
 	limit := d.board.PowerLimitWatts * 1000
 	return limit / 2, limit, d.node.enter("nvmlDeviceGetPowerManagementLimitConstraints", d.index)
@@ -100,8 +99,8 @@ func (d Telemetry) GPMSupported() (bool, error) {
 	return d.board.Architecture >= hopper, d.node.enter("nvmlGpmQueryDeviceSupport", d.index)
 }
 
-// GPMSample is what the simulation counts of a GPU or, if gi is not negative, of a GPU instance: the percentage of time
-// that it is busy (nvmlGpmSampleGet, nvmlGpmMigSampleGet).
+// GPMSample is the percentage of time that a GPU or, if gi is not negative, a GPU instance is busy (nvmlGpmSampleGet,
+// nvmlGpmMigSampleGet).
 func (d Telemetry) GPMSample(gi int) (busy int, err error) {
 	call := "nvmlGpmSampleGet"
 	if gi >= 0 {
@@ -143,7 +142,7 @@ func (d Telemetry) Utilization() (gpuPercent, memoryPercent int, err error) {
 	}
 }
 
-// Power is what the board draws and may draw, in milliwatts (nvmlDeviceGetPowerUsage).
+// Power is the board's power draw and limit, in milliwatts (nvmlDeviceGetPowerUsage).
 func (d Telemetry) Power() (usage int, err error) {
 	st, err := d.load("nvmlDeviceGetPowerUsage")
 	if err != nil {

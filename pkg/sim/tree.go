@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// tree is a file system in memory: files, symbolic links and the directories they lie in. It is read-only once built.
+// tree is an in-memory file system of files, symbolic links and their directories. It is read-only once built.
 type tree struct {
 	files map[string]treeFile
 	dirs  map[string][]string // names in a directory, sorted; "." is the top
@@ -80,7 +80,7 @@ func (t *tree) resolve(op, name string, last bool) (string, error) {
 	return done, nil
 }
 
-// info describes what is at a resolved name.
+// info describes a resolved name.
 func (t *tree) info(name string) treeInfo {
 	f, isFile := t.files[name]
 	switch {

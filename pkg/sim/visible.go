@@ -11,8 +11,8 @@ import (
 	"slices"
 )
 
-// A container gets libraries, nvidia-smi and device files of a node, but not its state. So that what runs in it can
-// show which GPUs it has, one of the libraries holds a description of the node, behind what makes it a library.
+// A container gets libraries, nvidia-smi and device files of a node, but not its state. So that programs in it can show their GPUs,
+// one of the libraries contains a description of the node, appended to the ELF data.
 const describingLibrary = "libnvidia-sim.so.1"
 
 // describe makes the library.
@@ -24,16 +24,16 @@ func (s *spec) describe() ([]byte, error) {
 	return append(stubLibrary(describingLibrary), data...), nil
 }
 
-// VisiblePartition is a partition whose device files a container has. What profile it has cannot be seen from there.
+// VisiblePartition is a partition whose device files a container has. Its profile is not visible there.
 type VisiblePartition struct {
-	// GPU is the index of its GPU among those that are visible.
+	// GPU is the index of its GPU among the visible ones.
 	GPU                          int
 	GPUInstance, ComputeInstance int
 	UUID                         string
 }
 
-// OpenVisible opens what a container has of a node: the GPUs whose device files it has, and the partitions whose
-// capabilities it has. The node is in memory; it knows nothing of what happens outside.
+// OpenVisible opens a container's part of a node: the GPUs with device files, and the partitions with capabilities in the
+// container. The node is in memory and isolated from the outside.
 func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error) {
 	s, err := readDescription(root)
 	if err != nil {
@@ -77,7 +77,7 @@ func readDescription(root string) (*spec, error) {
 	return decodeSpec(data[head:])
 }
 
-// visiblePartitions finds the partitions whose capabilities are there, by GPU and ID.
+// visiblePartitions finds the partitions with capabilities, by GPU and ID.
 func visiblePartitions(devices []*Device, root string) []VisiblePartition {
 	var found []VisiblePartition
 	for _, d := range devices {

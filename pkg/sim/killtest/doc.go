@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package killtest runs a test binary as a process that is killed at one of its steps, again and again, for tests of what the
-// next process makes of what the one before has left.
+// Package killtest repeatedly runs a test binary as a process that is killed at one of its steps, to test how the next process
+// handles the leftovers of the previous one.
 package killtest

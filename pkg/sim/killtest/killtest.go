@@ -19,19 +19,19 @@ import (
 	"testing"
 )
 
-// environment has a Life in a process that is one.
+// environment is the variable that passes a Life to its process.
 const environment = "CLEAVE_KILLTEST"
 
 // Life is one run of a worker, which is a process that may be killed.
 type Life struct {
 	Worker string // one of those of Main
-	Args   string // what the worker needs to know; its directory, in a Scenario
+	Args   string // the worker's arguments; its directory, in a Scenario
 	Seed   uint64
 	KillAt int64 // the step at which it is killed; 0 for none
 	steps  atomic.Int64
 }
 
-// Command is a process that calls the worker.
+// Command returns the command of a process that calls the worker.
 func (l *Life) Command() (*exec.Cmd, error) {
 	data, err := json.Marshal(l)
 	if err != nil {
@@ -42,8 +42,7 @@ func (l *Life) Command() (*exec.Cmd, error) {
 	return command, nil
 }
 
-// Step is called by the worker before and after whatever it changes. It does not return from the step at which the process is
-// killed.
+// Step is called by the worker before and after each change. It does not return from the step at which the process is killed.
 func (l *Life) Step(what string) {
 	if l.steps.Add(1) != l.KillAt {
 		return
@@ -53,7 +52,7 @@ func (l *Life) Step(what string) {
 	select {}
 }
 
-// Main calls the worker that this process is, and does not return then. TestMain calls it first.
+// Main calls the worker of this process, if it is one, and then does not return. TestMain calls it first.
 func Main(workers map[string]func(*Life) error) {
 	data := os.Getenv(environment)
 	if data == "" {
@@ -95,13 +94,13 @@ type Scenario struct {
 	Worker string
 	Lives  int // of the worker on each node; the last one is not killed
 	Steps  int // among which it is killed
-	// Kinds of steps at which it is killed at the least, of a thousand times.
+	// Kinds is the minimum number of kinds of steps at which it is killed, in a thousand runs.
 	Kinds int
 	// Begin sets up a node in a directory. after, unless it is nil, is called after each life, and checks or changes it.
 	Begin func(dir string, random *rand.Rand) (after func(killed bool) error, err error)
 }
 
-// Run kills the worker so many times; the first node's chance comes from the seed, the next one's from the one after it.
+// Run kills the worker a number of times; the seeds of the nodes are consecutive.
 func (s *Scenario) Run(t *testing.T, kills int, seed uint64) {
 	t.Helper()
 	var next, killed atomic.Int64
@@ -139,7 +138,7 @@ func (s *Scenario) Run(t *testing.T, kills int, seed uint64) {
 	}
 }
 
-// node has one node live through all lives. steps are those at which the worker was killed.
+// node runs all lives of one node. steps are those at which the worker was killed.
 func (s *Scenario) node(dir string, seed uint64) (steps []string, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // repeated by its seed
@@ -169,7 +168,7 @@ func (s *Scenario) node(dir string, seed uint64) (steps []string, err error) {
 
 func truthFile(dir string) string { return filepath.Join(dir, "truth.json") }
 
-// ReadTruth reads what a worker is checked against, which outlives it.
+// ReadTruth reads the data against which a worker is checked, which outlives it.
 func ReadTruth(dir string, truth any) error {
 	data, err := os.ReadFile(truthFile(dir))
 	if err != nil {
@@ -178,7 +177,7 @@ func ReadTruth(dir string, truth any) error {
 	return json.Unmarshal(data, truth)
 }
 
-// WriteTruth writes it. No worker is killed in between, for that happens in Step only.
+// WriteTruth writes it. No worker is killed in between, as that happens only in Step.
 func WriteTruth(dir string, truth any) error {
 	data, err := json.Marshal(truth)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// administer does what an administrator says, until that one leaves or ends the daemon. Who came over the socket of all
-// users may ask and change nothing.
+// administer executes an administrator's commands, until that one leaves or ends the daemon. Clients of the unprivileged socket may
+// query, but change nothing.
 func (d *daemon) administer(conn *net.UnixConn, lines *bufio.Scanner, privileged bool) {
 	for {
 		var u uiCommand
@@ -35,7 +35,7 @@ func (d *daemon) administer(conn *net.UnixConn, lines *bufio.Scanner, privileged
 	}
 }
 
-// execute does one command and returns the reply, and whether the daemon is to end.
+// execute executes one command and returns the reply, and whether to end the daemon.
 func (d *daemon) execute(line string, privileged bool) (text string, quit bool) {
 	if d.opts.Command != nil {
 		if err := d.opts.Command(d.ctx); err != nil {
@@ -59,7 +59,7 @@ func (d *daemon) execute(line string, privileged bool) (text string, quit bool) 
 	return text, false
 }
 
-// do does a command other than quit.
+// do executes a command other than quit.
 func (d *daemon) do(c *command) (string, error) {
 	switch c.name {
 	case "start_server":
@@ -106,7 +106,7 @@ func (d *daemon) do(c *command) (string, error) {
 	}
 }
 
-// doDefault does what is about servers to come.
+// doDefault executes commands about future servers.
 func (d *daemon) doDefault(c *command) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -136,7 +136,7 @@ func (d *daemon) server(pid int) (c *child, ready bool, err error) {
 	return nil, false, fmt.Errorf("no MPS server with PID %d", pid)
 }
 
-// serverList is what get_server_list prints.
+// serverList is the output of get_server_list.
 func (d *daemon) serverList() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,8 +147,8 @@ func (d *daemon) serverList() string {
 	return b.String()
 }
 
-// overServers asks the server of a PID, or all that are ready if pid is 0, and puts the answers together: titles, and
-// a line before each where that is set.
+// overServers queries the server with a PID, or all ready ones if pid is 0, and joins the answers, with titles and a separating
+// line if set.
 func (d *daemon) overServers(pid int, a *ask, titles, before string) (string, error) {
 	d.mu.Lock()
 	var asked []*child
@@ -178,7 +178,7 @@ func (d *daemon) overServers(pid int, a *ask, titles, before string) (string, er
 	return titles + b.String(), nil
 }
 
-// startServer starts a server of a user before any program wants it. It does not wait until it is ready.
+// startServer starts a user's server before any program needs it. It does not wait until it is ready.
 func (d *daemon) startServer(uid int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -219,8 +219,8 @@ func (d *daemon) shutdownServer(c *command) error {
 	return nil
 }
 
-// quit takes no more programs and waits until all servers have ended: by themselves when their programs are gone, or
-// after the timeout if that is not negative.
+// quit accepts no more programs and waits until all servers have ended: on their own when their programs are gone, or after the
+// timeout if that is not negative.
 func (d *daemon) quit(timeout time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

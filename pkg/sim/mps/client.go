@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 )
 
-// ErrNoDaemon says, in the words of NVIDIA's, that no daemon listens in the pipe directory.
+// ErrNoDaemon is NVIDIA's error if no daemon listens in the pipe directory.
 var ErrNoDaemon = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // in the words of NVIDIA's
 
 func pid() int { return os.Getpid() }
@@ -28,7 +28,7 @@ func dial(ctx context.Context, pipe, socket string) (net.Conn, error) {
 	return conn, nil
 }
 
-// Client is a CUDA program's tie to its server.
+// Client is a CUDA program's connection to its server.
 type Client struct {
 	Admission Admission
 	conn      net.Conn
@@ -36,8 +36,8 @@ type Client struct {
 	stop      func() bool
 }
 
-// Connect does what CUDA does when a program first uses it: it goes to the daemon of a pipe directory and waits for a
-// server to take the program. An *Error says why none did.
+// Connect simulates CUDA's initialisation: it connects to the daemon of a pipe directory and waits for a server to accept the
+// program. An *Error is the reason if none did.
 func Connect(ctx context.Context, pipe string, r *Request) (*Client, error) {
 	conn, err := dial(ctx, pipe, socketName)
 	if err != nil {
@@ -62,7 +62,7 @@ func Connect(ctx context.Context, pipe string, r *Request) (*Client, error) {
 	return c, nil
 }
 
-// Wait waits until the server has ended or says that the program cannot go on, and returns which, as an *Error. It
+// Wait waits until the server has ended or reports that the program cannot continue, and returns the reason as an *Error. It
 // returns nil when ctx of Connect has ended.
 func (c *Client) Wait(ctx context.Context) error {
 	var a answer
@@ -84,7 +84,7 @@ func (c *Client) WaitGone() {
 	_, _ = io.Copy(io.Discard, c.conn) // either way it ends
 }
 
-// Fault makes the program run into a fatal fault, which hits all programs of the server.
+// Fault causes a fatal fault of the program, which affects all programs of the server.
 func (c *Client) Fault() error {
 	if _, err := io.WriteString(c.conn, commandFault+"\n"); err != nil {
 		return cudaError(ErrorRPCFailure, "%v", err)
@@ -100,8 +100,7 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Control is what an administrator's client does: it sends the lines of in to the daemon, one by one, and writes the
-// replies to out.
+// Control is an administrator's client: it sends the lines of in to the daemon, one by one, and writes the replies to out.
 func Control(ctx context.Context, pipe string, in io.Reader, out io.Writer) error {
 	conn, err := dial(ctx, pipe, privilegedName)
 	if err != nil {

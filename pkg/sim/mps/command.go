@@ -14,7 +14,7 @@ import (
 // command is a line that an administrator gives the daemon.
 type command struct {
 	name string
-	// args as far as the command has them.
+	// args of the command, if it has any.
 	server, client int // PIDs; server is 0 where none was named
 	uid            int
 	device         string
@@ -29,10 +29,10 @@ func (c *command) asks() bool {
 	return strings.HasPrefix(c.name, "get_") || c.name == "ps" || c.name == "device_query"
 }
 
-// errArguments says that a command was given what it does not take.
+// errArguments is the error of invalid arguments.
 var errArguments = errors.New("invalid arguments")
 
-// commands holds how each command reads its arguments, by name.
+// commands are the argument parsers of commands, by name.
 var commands = map[string]func(c *command, args []string) error{
 	"start_server":                         (*command).readUID,
 	"shutdown_server":                      (*command).readShutdown,
@@ -52,7 +52,7 @@ var commands = map[string]func(c *command, args []string) error{
 	"terminate_client":                     (*command).readClient,
 	"device_query":                         (*command).readDeviceQuery,
 	"quit":                                 (*command).readQuit,
-	// Not NVIDIA's: what a program does that runs into a fatal GPU fault.
+	// Not NVIDIA's: simulates a program with a fatal GPU fault.
 	commandFault: (*command).readAnyServer,
 }
 
@@ -76,7 +76,7 @@ func parseCommand(line string) (command, error) {
 	return c, nil
 }
 
-// want refuses another number of arguments.
+// want rejects a wrong number of arguments.
 func want(args []string, n int) error {
 	if len(args) != n {
 		return fmt.Errorf("%w: want %d, got %d", errArguments, n, len(args))

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// ErrRunning says, in the words of NVIDIA's, that another daemon has the pipe directory.
+// ErrRunning is NVIDIA's error if another daemon has the pipe directory.
 var ErrRunning = errors.New("An instance of this daemon is already running") //nolint:staticcheck // in the words of NVIDIA's
 
 // Options of a daemon.
@@ -26,11 +26,11 @@ type Options struct {
 	MultiUser bool
 	// Threads and Limits are the defaults of servers, as the environment words them.
 	Threads, Limits string
-	// Server makes the command of a server's process, which has to call Serve with file 3.
+	// Server returns the command of a server's process, which must call Serve with file 3.
 	Server func() *exec.Cmd
-	// Start, where set, is called when the daemon has its files and before it answers; an error ends it.
+	// Start, if set, is called when the daemon has created its files, before it answers; an error ends it.
 	Start func(context.Context) error
-	// Command, where set, is called before each command of an administrator; an error is the reply.
+	// Command, if set, is called before each command of an administrator; its error is the reply.
 	Command func(context.Context) error
 }
 
@@ -51,8 +51,8 @@ type daemon struct {
 	waiting  sync.WaitGroup // connections and children
 }
 
-// Run is a daemon. It returns when ctx ends, when an administrator says so, or at once if it cannot do its work, as
-// when another daemon has the pipe directory (ErrRunning).
+// Run runs a daemon. It returns when ctx ends, when an administrator quits it, or at once if it cannot work, as when another daemon
+// has the pipe directory (ErrRunning).
 func Run(ctx context.Context, opts Options) (err error) {
 	defaults, err := settingsOf(opts.Threads, opts.Limits)
 	if err != nil {
@@ -98,15 +98,15 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d.accept(control, false)
 	_ = closeAll() // closed already or not: after this the socket is gone, so that it is not another daemon's that goes
 	d.endServers()
-	// First the files, then the connections: who asked the daemon to quit may start another at once.
+	// First the files, then the connections: whoever quit the daemon may start another at once.
 	err = release()
 	d.endConnections()
 	log.printf("Exit")
 	return err
 }
 
-// takePipe makes the pipe directory this daemon's, for as long as it lives: its PID file is locked. What an earlier
-// daemon has left there goes.
+// takePipe takes over the pipe directory for the daemon's lifetime by locking its PID file. It removes leftovers of an earlier
+// daemon.
 func takePipe(pipe string) (release func() error, err error) {
 	if err := os.MkdirAll(pipe, 0o755); err != nil { //nolint:gosec // programs of all users come here
 		return nil, fmt.Errorf("make pipe directory: %w", err)
@@ -177,7 +177,7 @@ func (d *daemon) accept(listener *net.UnixListener, privileged bool) {
 	}
 }
 
-// forget closes a connection that the daemon has no more to do with.
+// forget closes a connection that the daemon no longer handles.
 func (d *daemon) forget(conn net.Conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,10 +185,10 @@ func (d *daemon) forget(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// helloTime is how long a connection may take to say who it is.
+// helloTime bounds the time for a connection to identify itself.
 const helloTime = 10 * time.Second
 
-// serve reads who has connected and does what is due.
+// serve identifies a connection and handles it.
 func (d *daemon) serve(conn *net.UnixConn, privileged bool) {
 	lines := newLines(conn)
 	var h hello
@@ -220,10 +220,10 @@ func (d *daemon) serve(conn *net.UnixConn, privileged bool) {
 	d.apply(&applicant{conn: conn, request: h.Program, pid: pid, uid: uid})
 }
 
-// graceTime is how long a server that was asked to end may take.
+// graceTime bounds the time for a server to end on request.
 const graceTime = 5 * time.Second
 
-// endServers sends away programs that wait, and ends the servers. The socket is gone already.
+// endServers rejects waiting programs, and ends the servers. The socket is gone already.
 func (d *daemon) endServers() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,7 +245,7 @@ func (d *daemon) endServers() {
 	kill.Stop()
 }
 
-// endConnections ends what is left.
+// endConnections ends the remaining connections.
 func (d *daemon) endConnections() {
 	d.mu.Lock()
 	for conn := range d.conns {

@@ -21,10 +21,10 @@ const (
 	EnvVisible       = "CUDA_VISIBLE_DEVICES"
 )
 
-// PipeDirectory is where the environment says that the daemon listens.
+// PipeDirectory is the daemon's directory according to the environment.
 func PipeDirectory() string { return cmp.Or(os.Getenv(EnvPipeDirectory), "/tmp/nvidia-mps") }
 
-// LogDirectory is where the environment says that logs go.
+// LogDirectory is the directory of logs according to the environment.
 func LogDirectory() string { return cmp.Or(os.Getenv(EnvLogDirectory), "/var/log/nvidia-mps") }
 
 // parsePercentage reads a share of the threads of a GPU, above 0 and at most 100.
@@ -36,7 +36,7 @@ func parsePercentage(s string) (float64, error) {
 	return v, nil
 }
 
-// formatPercentage words it as the daemon does: "25.0".
+// formatPercentage formats it like the daemon: "25.0".
 func formatPercentage(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }
 
 // ParseSize reads an amount of memory: "2G" or "512M".
@@ -55,7 +55,7 @@ func ParseSize(s string) (uint64, error) {
 	return v << shift, nil
 }
 
-// formatSize words an amount of memory in the largest unit that has it exactly.
+// formatSize formats an amount of memory in the largest exact unit.
 func formatSize(v uint64) string {
 	if v != 0 && v%(1<<30) == 0 {
 		return strconv.FormatUint(v>>30, 10) + "G"
@@ -63,7 +63,7 @@ func formatSize(v uint64) string {
 	return strconv.FormatUint(v>>20, 10) + "M"
 }
 
-// deviceLimit is a memory limit as it was set: nobody has looked whether there is such a device.
+// deviceLimit is a memory limit as set, for a device that may not exist.
 type deviceLimit struct {
 	Device string `json:"device"` // an ordinal or a UUID
 	Bytes  uint64 `json:"bytes"`
@@ -89,7 +89,7 @@ func parseLimits(s string) ([]deviceLimit, error) {
 	return limits, nil
 }
 
-// settings are what limits the programs of a server.
+// settings are the limits of a server's programs.
 type settings struct {
 	Threads float64       `json:"threads"`
 	Limits  []deviceLimit `json:"limits,omitempty"` // in the order in which they were set
@@ -103,7 +103,7 @@ func (s *settings) set(l deviceLimit) {
 	s.Limits = limits
 }
 
-// get returns the limit that was set for exactly that name of a device; 0 if none was.
+// get returns the limit that was set for exactly that name of a device; 0 for none.
 func (s *settings) get(device string) uint64 {
 	for _, l := range s.Limits {
 		if l.Device == device {

@@ -19,8 +19,8 @@ import (
 //	prwxrwxrwx  log
 //	-rw-rw-rw-  nvidia-cuda-mps-control.pid
 //
-// The daemon sets all modes but that of control_privileged, which the umask decides: who starts it without one lets every
-// user quit it.
+// The daemon sets all modes but that of control_privileged, which depends on the umask: with an empty one, every user can quit the
+// daemon.
 const (
 	socketName     = "control"
 	lockName       = "control_lock"
@@ -65,7 +65,7 @@ func makeShared(pipe string) error {
 		os.Chmod(filepath.Join(pipe, pidName), 0o666)) //nolint:gosec // as NVIDIA's
 }
 
-// removePipes removes what a daemon leaves in its directory but its PID file, which goes last.
+// removePipes removes a daemon's files except its PID file, which is removed last.
 func removePipes(pipe string) error {
 	var errs []error
 	for _, name := range []string{socketName, privilegedName, logName, lockName} {
@@ -74,11 +74,11 @@ func removePipes(pipe string) error {
 	return errors.Join(errs...)
 }
 
-// maxLogLine bounds what is taken of the log pipe at a time: what is written at once stays together (pipe(7), PIPE_BUF).
+// maxLogLine bounds a read of the log pipe: writes up to this size are atomic (pipe(7), PIPE_BUF).
 const maxLogLine = 4096
 
-// readLog copies what servers and clients write to the log pipe into a log, until the returned function is called. As
-// with NVIDIA's daemon nothing bounds it.
+// readLog copies what servers and clients write to the log pipe into a log, until the returned function is called. As with NVIDIA's
+// daemon, the size is unbounded.
 func readLog(pipe string, to *logFile) (stop func(), err error) {
 	// Also for writing, so that it has no end when the last writer leaves.
 	from, err := os.OpenFile(filepath.Join(pipe, logName), os.O_RDWR|syscall.O_NONBLOCK, 0)

@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// program is a CUDA program that a server serves.
+// program is a client program of a server.
 type program struct {
 	id      int
 	pid     int // as the server sees it
@@ -31,7 +31,7 @@ func reply(conn *net.UnixConn, a answer) error {
 	return errors.Join(conn.SetWriteDeadline(time.Now().Add(answerTime)), writeLine(conn, a))
 }
 
-// take decides about a program that the daemon hands over.
+// take decides whether to accept a program from the daemon.
 func (s *server) take(a *ask, conn *net.UnixConn) {
 	if conn == nil || a.Program == nil {
 		return
@@ -54,7 +54,7 @@ func (s *server) take(a *ask, conn *net.UnixConn) {
 	s.waiting.Go(func() { s.watch(p) })
 }
 
-// admit checks a program against what the server and its limits allow; mu is held.
+// admit checks a program against the limits of the server; mu is held.
 func (s *server) admit(a *ask) (*Admission, *program, *Error) {
 	r := a.Program
 	if s.finishing || s.state != stateActive {
@@ -110,7 +110,7 @@ func (s *server) admit(a *ask) (*Admission, *program, *Error) {
 	}, p, nil
 }
 
-// served is what the node's journal has of a program.
+// served is the program in the node's journal.
 func (p *program) served() sim.Served {
 	return sim.Served{PID: p.pid, Name: p.request.Command, GPUInstance: p.device.gi}
 }
@@ -126,7 +126,7 @@ func (s *server) clientsOf(d *device) int {
 	return n
 }
 
-// watch waits until a program is gone, or says that it has run into a fault.
+// watch waits until a program is gone, or reports a fault.
 func (s *server) watch(p *program) {
 	lines := newLines(p.conn)
 	for lines.Scan() {
@@ -140,7 +140,7 @@ func (s *server) watch(p *program) {
 	s.endIfIdle()
 }
 
-// leave takes a program off the list.
+// leave removes a program from the list.
 func (s *server) leave(p *program) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,8 +162,8 @@ func (s *server) leave(p *program) {
 	}
 }
 
-// fault is what a fatal fault of one program does: it hits all of them, and the server takes no others before they
-// are gone. mu is held.
+// fault simulates the fatal fault of a program: it affects all of them, and the server accepts no others before they are gone. mu
+// is held.
 func (s *server) fault(cause string) {
 	s.log.printf("Fatal GPU fault (%s): %d clients are hit", cause, len(s.programs))
 	if len(s.programs) > 0 {
@@ -185,7 +185,7 @@ func (s *server) end(p *program, e *Error) {
 	}
 }
 
-// endAll takes the connections of all programs away.
+// endAll closes the connections of all programs.
 func (s *server) endAll(e *Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +206,7 @@ func (s *server) terminate(pid int) error {
 	return fmt.Errorf("no client with PID %d", pid)
 }
 
-// clientList is what get_client_list prints.
+// clientList is the output of get_client_list.
 func (s *server) clientList() string {
 	var b strings.Builder
 	for _, p := range s.programs {
@@ -215,10 +215,10 @@ func (s *server) clientList() string {
 	return b.String()
 }
 
-// partOfUUID is how much of a UUID ps prints.
+// partOfUUID is the length of the UUID prefix printed by ps.
 const partOfUUID = len("GPU-cb1213a3-d6a4")
 
-// processes is what ps prints, less the line of titles.
+// processes is the output of ps, without the line of titles.
 func (s *server) processes() string {
 	var b strings.Builder
 	for _, p := range s.programs {
@@ -238,7 +238,7 @@ func psTitles() string {
 	return fmt.Sprintf(psFormat, "PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")
 }
 
-// deviceList is what device_query prints of a server.
+// deviceList is the output of device_query for a server.
 func (s *server) deviceList(csv bool) string {
 	var b strings.Builder
 	format := "%-16s %-18s %-42s %s\n"

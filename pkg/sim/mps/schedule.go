@@ -20,7 +20,7 @@ type applicant struct {
 	pid, uid int
 }
 
-// child is a server as its daemon sees it.
+// child is the daemon's view of a server.
 type child struct {
 	pid, uid int
 	cmd      *exec.Cmd
@@ -31,10 +31,10 @@ type child struct {
 	mu sync.Mutex // one question at a time
 }
 
-// timeout is how long a server may take for an answer.
+// timeout bounds a server's answer.
 const timeout = 10 * time.Second
 
-// ask asks the server something.
+// ask sends a request to the server.
 func (c *child) ask(a *ask, with *net.UnixConn) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +47,7 @@ func (c *child) ask(a *ask, with *net.UnixConn) (string, error) {
 		_, err = receive(c.conn, &t)
 	}
 	if err != nil {
-		// A late answer would be taken for that to another question. Without its daemon the server ends.
+		// A late answer would be mistaken for that of another request. Without its daemon the server ends.
 		return "", errors.Join(fmt.Errorf("server %d does not answer: %w", c.pid, err), c.conn.Close())
 	}
 	if t.Error != "" {
@@ -62,7 +62,7 @@ func (c *child) end() {
 	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 }
 
-// apply takes a program in.
+// apply queues a program.
 func (d *daemon) apply(a *applicant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,7 +74,7 @@ func (d *daemon) apply(a *applicant) {
 	d.dispatch(a)
 }
 
-// refuse sends a program away; mu is held.
+// refuse rejects a program; mu is held.
 func (d *daemon) refuse(a *applicant, reason string) {
 	d.log.printf("CLIENT %d from user %d refused: %s", a.pid, a.uid, reason)
 	_ = reply(a.conn, answer{Error: &Error{ErrorConnectionFailed, reason}}) // if it does not hear it, it is gone
@@ -82,7 +82,7 @@ func (d *daemon) refuse(a *applicant, reason string) {
 	_ = a.conn.Close()
 }
 
-// refusePending sends those away that a filter picks; mu is held.
+// refusePending rejects waiting programs that match a filter; mu is held.
 func (d *daemon) refusePending(pick func(*applicant) bool, reason string) {
 	d.pending = slices.DeleteFunc(d.pending, func(a *applicant) bool {
 		if pick(a) {
@@ -101,9 +101,8 @@ func (d *daemon) serverUser(a *applicant) int {
 	return a.uid
 }
 
-// dispatch hands over the programs that wait, in turn, as far as there is a server for them. Where there is none it
-// starts one; where there is another user's, that one ends when its programs are gone. latest, if not nil, is the
-// program that has just come. mu is held.
+// dispatch hands over the waiting programs, in order, as far as there is a server for them. If there is none it starts one; if it
+// is another user's, that one ends when its programs are gone. latest, if not nil, is the program that has just come. mu is held.
 func (d *daemon) dispatch(latest *applicant) {
 	for len(d.pending) > 0 && !d.quitting {
 		a := d.pending[0]
@@ -150,7 +149,7 @@ func (d *daemon) current() *child {
 	return d.children[0]
 }
 
-// handOver gives a program to a server, and reports whether that took it; mu is held.
+// handOver hands a program over to a server, and reports whether that accepted it; mu is held.
 func (d *daemon) handOver(c *child, a *applicant) bool {
 	if _, err := c.ask(&ask{Op: opProgram, Program: a.request, ProgramPID: a.pid}, a.conn); err != nil {
 		d.log.printf("%v", err)

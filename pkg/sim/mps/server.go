@@ -14,20 +14,20 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// ServerName is what the program of a server is called.
+// ServerName is the name of the server program.
 const ServerName = "nvidia-cuda-mps-server"
 
-// What a server says of itself.
+// States of a server.
 const (
 	stateInitializing = "INITIALIZING"
 	stateActive       = "ACTIVE"
 	stateFault        = "FAULT"
 )
 
-// contextMemory is what a server takes of each GPU for itself.
+// contextMemory is a server's own use of memory on each GPU.
 const contextMemory = 30 << 20
 
-// server is one that runs in this process.
+// server is a server in this process.
 type server struct {
 	daemon  *net.UnixConn
 	log     *logFile
@@ -45,8 +45,8 @@ type server struct {
 	waiting   sync.WaitGroup
 }
 
-// Serve is the process of a server, which a daemon has started with one end of a pair of sockets. It returns when the
-// daemon has ended, when the daemon or ctx says so, or when nothing more is to be done.
+// Serve is the process of a server, which a daemon has started with one end of a pair of sockets. It returns when the daemon has
+// ended, when the daemon or ctx says so, or when it has no work left.
 func Serve(ctx context.Context, socket *os.File, node func() (*sim.Node, error)) error {
 	log, closeLog, err := openLog(LogDirectory(), "server.log", "Server")
 	if err != nil {
@@ -72,7 +72,7 @@ func Serve(ctx context.Context, socket *os.File, node func() (*sim.Node, error))
 	return errors.Join(err, closeLog())
 }
 
-// run starts the server and does what the daemon asks.
+// run starts the server and executes the daemon's requests.
 func (s *server) run(ctx context.Context, node func() (*sim.Node, error)) error {
 	var first ask
 	if _, err := receive(s.daemon, &first); err != nil {
@@ -143,7 +143,7 @@ func (s *server) start(open func() (*sim.Node, error), first *ask) error {
 	return nil
 }
 
-// guardTime is how often a server looks whether its GPUs are still there.
+// guardTime is the interval at which a server checks its GPUs.
 const guardTime = 250 * time.Millisecond
 
 // guard ends the server when its GPUs are gone.
@@ -171,12 +171,12 @@ func (s *server) check() error {
 	return s.hold.Check()
 }
 
-// use reports to the node how much memory the server takes of a device.
+// use reports the server's memory use of a device to the node.
 func (s *server) use(d *device) error {
 	return s.hold.Use(d.index, d.gi, d.ci, contextMemory+d.used)
 }
 
-// answer does what the daemon asks.
+// answer executes a request of the daemon.
 func (s *server) answer(a *ask) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +220,7 @@ func (s *server) do(a *ask) (string, error) {
 	}
 }
 
-// deviceLimit sets or returns the limit of a device for programs to come.
+// deviceLimit sets or returns the limit of a device for future programs.
 func (s *server) deviceLimit(a *ask) (string, error) {
 	d := lookup(s.devices, a.Device)
 	if d == nil {
@@ -233,7 +233,7 @@ func (s *server) deviceLimit(a *ask) (string, error) {
 	return "", nil
 }
 
-// endIfIdle ends a server that is to finish and has no program left.
+// endIfIdle ends a finishing server without programs.
 func (s *server) endIfIdle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

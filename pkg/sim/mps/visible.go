@@ -141,7 +141,7 @@ func migDevice(n *sim.Node, m *sim.MIGDevice) (*device, error) {
 	}, nil
 }
 
-// maxClients is how many programs a GPU takes.
+// maxClients is the maximum number of programs on a GPU.
 func maxClients(b *sim.Board, driver int) int {
 	switch {
 	case b.ComputeCapability[0] < 7:
@@ -169,7 +169,7 @@ func visible(devices []*device, r *Request) []*device {
 	return mine
 }
 
-// selectDevice finds the device that a program means: an ordinal among those that it makes visible to itself.
+// selectDevice finds a program's device by its ordinal among those visible to it.
 func selectDevice(devices []*device, r *Request) (*device, *Error) {
 	mine := visible(devices, r)
 	switch {
@@ -197,9 +197,9 @@ func lookup(devices []*device, name string) *device {
 	return nil
 }
 
-// ownLimit is the limit that a program has set itself on a device; 0 if none. The last one counts. A program that names a device which
-// it does not see has no limit at all, whatever the server's is: measured with driver 580 on an H200 (docs/hardware.md), and by NVIDIA
-// with 615.
+// ownLimit is a program's own limit on a device; 0 for none. The last one counts. A program that names a device which it does not
+// see has no limit at all, regardless of the server's: measured with driver 580 on an H200 (docs/hardware.md), and by NVIDIA with
+// 615.
 func ownLimit(devices []*device, d *device, r *Request) (own uint64, unlimited bool, err error) {
 	limits, err := parseLimits(r.Limits)
 	if err != nil {

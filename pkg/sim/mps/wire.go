@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// Everything that is said over the control socket is a line of JSON. The first line of a connection identifies the peer:
-// an administrator, who goes on with commands, or a program, whose connection the daemon hands over to a server.
+// All messages on the control socket are lines of JSON. The first line of a connection identifies the peer: an administrator, who
+// continues with commands, or a program, whose connection the daemon hands over to a server.
 
 // maxLine bounds a line.
 const maxLine = 64 << 10
@@ -25,7 +25,7 @@ type hello struct {
 	Program *Request `json:"program,omitempty"`
 }
 
-// uiCommand and uiReply are what an administrator says and hears.
+// uiCommand and uiReply are the messages of an administrator.
 type (
 	uiCommand struct {
 		Command string `json:"command"`
@@ -35,14 +35,14 @@ type (
 	}
 )
 
-// Request is what a CUDA program asks of a server.
+// Request is a CUDA program's request to a server.
 type Request struct {
 	// PID as the program itself sees it.
 	PID     int    `json:"pid"`
 	Command string `json:"command"`
 	// Visible is CUDA_VISIBLE_DEVICES, nil if that is not set: devices among those of the server.
 	Visible *string `json:"visible,omitempty"`
-	// Device is the ordinal among those, and Memory how much it wants there.
+	// Device is the ordinal among those, and Memory its memory use there.
 	Device int    `json:"device"`
 	Memory uint64 `json:"memory"`
 	// Threads and Limits are the program's own limits, as its environment has them.
@@ -50,7 +50,7 @@ type Request struct {
 	Limits  string `json:"limits,omitempty"`
 }
 
-// Admission is what a server grants a program.
+// Admission is a server's grant to a program.
 type Admission struct {
 	PID       int     `json:"pid"`
 	ServerPID int     `json:"serverPID"`
@@ -94,7 +94,7 @@ func cudaError(name, format string, args ...any) *Error {
 	return &Error{name, fmt.Sprintf(format, args...)}
 }
 
-// answer is what a server says to a program: first whether it is taken, later perhaps that it has run into an error.
+// answer is a server's message to a program: first whether it is accepted, later possibly an error.
 type answer struct {
 	Admission *Admission `json:"admission,omitempty"`
 	Error     *Error     `json:"error,omitempty"`
@@ -145,17 +145,17 @@ func peer(conn *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// The daemon and a server talk over a pair of sockets that keep messages apart. The daemon asks, the server answers,
-// one at a time; but the first message is the server's, when it has started or could not.
+// The daemon and a server communicate over a pair of message sockets. The daemon asks, the server answers, one at a time; but the
+// first message is the server's, when it has started or failed to.
 
-// ask is what the daemon wants of a server.
+// ask is a daemon's request to a server.
 type ask struct {
 	Op string `json:"op"`
 	// Start
 	Settings  *settings `json:"settings,omitempty"`
 	UID       int       `json:"uid,omitempty"`
 	MultiUser bool      `json:"multiUser,omitempty"`
-	// The program that is handed over; its connection comes along.
+	// The program handed over, with its connection.
 	Program    *Request `json:"program,omitempty"`
 	ProgramPID int      `json:"programPID,omitempty"`
 	// Settings of this server
@@ -165,7 +165,7 @@ type ask struct {
 	CSV        bool    `json:"csv,omitempty"`
 }
 
-// What the daemon may ask.
+// Requests of the daemon.
 const (
 	opStart     = "start"
 	opProgram   = "program"
@@ -180,7 +180,7 @@ const (
 	opFault     = "fault"
 )
 
-// outcome is what a server answers.
+// outcome is a server's answer.
 type outcome struct {
 	Text  string `json:"text,omitempty"`
 	Error string `json:"error,omitempty"`
@@ -189,7 +189,7 @@ type outcome struct {
 // maxMessage bounds a message between daemon and server.
 const maxMessage = 128 << 10
 
-// socketPair makes the two ends; the second is for a process to inherit.
+// socketPair creates the two ends; the second is for a process to inherit.
 func socketPair() (*net.UnixConn, *os.File, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -203,7 +203,7 @@ func socketPair() (*net.UnixConn, *os.File, error) {
 	return ours, theirs, nil
 }
 
-// fileConn makes a connection of a file, which it closes.
+// fileConn converts a file, which it closes, to a connection.
 func fileConn(f *os.File) (*net.UnixConn, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)

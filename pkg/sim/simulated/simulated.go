@@ -68,7 +68,7 @@ func (l library) DeviceByPCI(pci gpu.PCIAddress) (nvml.Device, error) {
 	return device{d, d.Memory(), d.Modes()}, nil
 }
 
-// HasFunction is true: what the driver's release does not have says ErrNotSupported.
+// HasFunction is true: functions that the driver's release lacks return ErrNotSupported.
 func (l library) HasFunction(string) bool { return true }
 
 func (l library) EventSet() (nvml.EventSet, error) {
