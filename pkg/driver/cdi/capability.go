@@ -22,7 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
 )
 
-// capability is a file below /proc, "driver/nvidia/capabilities/gpu0/mig/gi1/access", and the device node of what it grants.
+// capability is a file below /proc, such as "driver/nvidia/capabilities/gpu0/mig/gi1/access", and its device node.
 type capability struct {
 	file string
 	node deviceNode
@@ -83,14 +83,13 @@ func CapabilityDevices(procfs fs.FS, g *gpu.GPU, p *gpu.Partition) ([]uint64, er
 	return numbers, nil
 }
 
-// EnsureNodes creates the device nodes that the partitions of a claim lack on the host, as after they were removed. What cannot be done
-// is only logged.
+// EnsureNodes creates missing device nodes of a claim's partitions on the host, as after their removal. Failures are only logged.
 func (s *Static) EnsureNodes(ctx context.Context, r *records.Record) {
 	var all []capability
 	for _, d := range r.Partitions() {
 		minor, err := s.gpuMinor(d.GPU)
 		if err != nil {
-			continue // the GPU is away
+			continue // the GPU is missing
 		}
 		some, _ := capabilitiesOf(s.opts.Procfs, minor, d.Partition)
 		all = append(all, some...)
@@ -99,15 +98,16 @@ func (s *Static) EnsureNodes(ctx context.Context, r *records.Record) {
 }
 
 const (
-	// createTimeout bounds the wait for capability nodes: who waits has GPUs locked.
+	// createTimeout bounds the wait for capability nodes: callers hold locks of GPUs.
 	createTimeout = 3 * time.Second
-	// createPause is the time after a failure in which none are created.
+	// createPause is the time after a failure before the next attempt.
 	createPause = time.Minute
 )
 
-// createCapabilityNodes creates the device nodes of partitions that are missing on the host. The kernel module creates none (nv-caps.c),
-// and in a pod with a user namespace runc mounts the host's instead of creating its own (runc v1.5.1, libcontainer/rootfs_linux.go,
-// createDeviceNode). Other pods do not need them, so a failure is only logged. A partition that is created again has the same nodes.
+// createCapabilityNodes creates the device nodes of partitions that are missing on the host. The kernel module creates none
+// (nv-caps.c), and in a pod with a user namespace runc mounts the host's instead of creating its own (runc v1.5.1,
+// libcontainer/rootfs_linux.go, createDeviceNode). Other pods do not need them, so a failure is only logged. A recreated partition
+// has the same nodes.
 func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 	root := s.opts.root().Devices()
 	missing := slices.DeleteFunc(slices.Clone(all), func(c capability) bool { return c.node.check(root.Here) == nil })
@@ -147,9 +147,9 @@ func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 	s.creating.note(failed)
 }
 
-// attempts lets one attempt be made at a time, and none for a while after one that failed.
+// attempts allows one attempt at a time, and none for a while after a failed one.
 type attempts struct {
-	turn chan struct{} // has a value while one is made
+	turn chan struct{} // has a value during an attempt
 
 	mu     sync.Mutex
 	failed time.Time
@@ -168,7 +168,7 @@ func (a *attempts) begin(ctx context.Context) bool {
 	select {
 	case a.turn <- struct{}{}:
 		return true
-	case <-ctx.Done(): // the one before hangs still
+	case <-ctx.Done(): // the previous one still hangs
 		a.note(ctx.Err())
 		return false
 	}
@@ -176,7 +176,7 @@ func (a *attempts) begin(ctx context.Context) bool {
 
 func (a *attempts) end() { <-a.turn }
 
-// note remembers how an attempt ended, or that it has not in time.
+// note remembers the outcome of an attempt, or its timeout.
 func (a *attempts) note(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -22,11 +22,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// ClaimClass is the class of the CDI kind "<driver name>/claim": what a claim's devices need in addition to the static ones.
+// ClaimClass is the class of the CDI kind "<driver name>/claim": the parts of a claim's devices beyond the static ones.
 const ClaimClass = "claim"
 
-// ClaimID is the fully qualified CDI name of what a device needs in addition to its GPU: a partition's capability nodes, a
-// share's environment and mounts, and the UUIDs of a request's devices.
+// ClaimID is the fully qualified CDI name of a device's additions to its GPU: a partition's capability nodes, a share's environment
+// and mounts, and the UUIDs of a request's devices.
 func (s *Static) ClaimID(uid types.UID, d *records.Device) string {
 	return s.opts.Driver + "/" + ClaimClass + "=" + claimDevice(uid, d)
 }
@@ -85,8 +85,8 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 // (pkg/driver/driversession) in which a partition was created.
 const sessionVariable = "CLEAVE_DRIVER_SESSION"
 
-// sessionNotes are devices that no container is given. They say of a claim's own partitions when they were created, for the claim whose
-// record is lost. Annotations would say it, too, but runtimes that know them not refuse the spec: they came with CDI 0.6.0.
+// sessionNotes are devices that no container is given. They record when a claim's own partitions were created, in case its record
+// is lost. Annotations could do so, too, but runtimes that do not know them reject the spec: they came with CDI 0.6.0.
 func sessionNotes(r *records.Record) []specs.Device {
 	var notes []specs.Device
 	for _, d := range r.Partitions() {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// fileSet are files that are looked for often. They lie in a few directories, and while none of these has changed it costs
-// one stat for each to know that all files are still there.
+// fileSet is a set of frequently checked files in a few directories. While none of these has changed, a check costs one stat per
+// directory.
 type fileSet struct {
 	files []string
 	dirs  []string

@@ -172,8 +172,8 @@ func (b *builder) checkVersion() error {
 // partitionsSuffix distinguishes the CDI device for a GPU's partitions from that of the whole GPU.
 const partitionsSuffix = "-mig"
 
-// PartitionsID is the fully qualified CDI name of what a partition needs of its GPU: the device node, but no DRM node,
-// which would give graphics programs access to the whole GPU. NVIDIA's toolkit gives DRM nodes to graphics profiles only
+// PartitionsID is the fully qualified CDI name of a GPU's part in its partitions: the device node, but no DRM node, which would
+// give graphics programs access to the whole GPU. NVIDIA's toolkit gives DRM nodes to graphics profiles only
 // (nvidia-container-toolkit, internal/platform-support/dgpu).
 func (s *Static) PartitionsID(device string) string { return s.DeviceID(device) + partitionsSuffix }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Describe returns the data of a device. inventory is nil while the driver is away.
+// Describe returns the data of a device. inventory is nil while the driver is unavailable.
 func Describe(d *records.Device, inventory *gpu.Node) v1alpha1.DeviceStatus {
 	data := v1alpha1.DeviceStatus{UUID: d.UUID, AdminAccess: d.AdminAccess}
 	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil {
@@ -54,7 +54,7 @@ func Describe(d *records.Device, inventory *gpu.Node) v1alpha1.DeviceStatus {
 	return data
 }
 
-// granted is what a share has of an amount: its parameters may lower what was allocated.
+// granted is a share's actual amount: its parameters may lower the allocated one.
 func granted(s *records.Share, limit func(*records.MPS) int64, allocated int64) int64 {
 	if s.MPS == nil {
 		return allocated

@@ -16,14 +16,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// conditionReady and reasonPrepared are of the condition of each prepared device.
+// conditionReady and reasonPrepared are the condition of each prepared device.
 const (
 	conditionReady = "Ready"
 	reasonPrepared = "Prepared"
 )
 
-// normal is data as this process writes it: an API server may order fields in another way. It is empty for what another
-// release wrote.
+// normal normalises data to this process's encoding, as an API server may reorder fields. It is empty for data of another release.
 func normal(raw []byte) string {
 	var d v1alpha1.DeviceStatus
 	decoder := json.NewDecoder(bytes.NewReader(raw))
@@ -52,7 +51,7 @@ func (w *Writer) devices(record *records.Record) (devices []*resourceac.Allocate
 			WithConditions(metaac.Condition().WithType(conditionReady).WithStatus(metav1.ConditionTrue).WithReason(reasonPrepared).
 				WithMessage("The device is prepared on the node").WithLastTransitionTime(metav1.NewTime(w.now()))).
 			WithData(runtime.RawExtension{Raw: data})
-		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
+		if d.Share != nil && !d.Share.Exclusive { // whose allocation has no share ID
 			status = status.WithShareID(d.Share.ID)
 		}
 		devices = append(devices, status)

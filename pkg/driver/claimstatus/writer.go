@@ -26,13 +26,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// A claim whose status could not be written is tried again, at first after retryFirst and then more and more rarely.
+// A failed write is retried after retryFirst, and then with increasing delays.
 const (
 	retryFirst = time.Second
 	retryMost  = 5 * time.Minute
 	// callTimeout bounds one write.
 	callTimeout = 10 * time.Second
-	// delay lets pods start first, and saves the writes of claims that are unprepared right away.
+	// delay lets pods start first, and saves the writes of claims that are unprepared soon after.
 	delay = 250 * time.Millisecond
 )
 
@@ -44,36 +44,34 @@ type Options struct {
 	Client kubernetes.Interface
 	// Driver and Node name the devices: those of the driver's pool of the node's name.
 	Driver, Node string
-	// Notes are of the claims whose status may list devices, so that it is removed also after a kill.
+	// Notes record the claims whose status may list devices, so that it is removed even after a kill.
 	Notes *records.StatusNotes
-	// Record is what is allocated to a claim; nil where there is no record. Records are all of them. Inventory is nil while the
-	// driver is away. They may be called at any time.
+	// Record returns a claim's record; nil for none. Records returns all of them. Inventory is nil while the driver is unavailable.
+	// They may be called at any time.
 	Record    func(types.UID) *records.Record
 	Records   func() []*records.Record
 	Inventory func() *gpu.Node
 	// Seen is called with each claim that was read or written.
 	Seen func(*resourceapi.ResourceClaim)
-	// Refused is called with what the API server will not take as the status of a claim; it is not written again until
-	// something changes.
+	// Refused is called when the API server permanently rejects the status of a claim; it is not retried until something changes.
 	Refused func(claim records.Claim, err error)
 }
 
-// Writer writes the status of claims, alongside Prepare and Unprepare: they do not wait for it, and it asks the API server for
-// one claim at a time.
+// Writer writes the status of claims concurrently with Prepare and Unprepare, which do not wait for it, one claim at a time.
 type Writer struct {
 	Options
-	// manager owns the written fields. It is the node's own: what it removes is never what another node wrote since.
+	// manager owns the written fields. It is specific to the node, so that it never removes another node's data.
 	manager string
 	queue   workqueue.TypedRateLimitingInterface[records.Claim]
 	now     func() time.Time
 
 	mu sync.Mutex
-	// written is the data that a claim was last given; unread are claims that an earlier process may have given theirs.
+	// written is the last written data of each claim; unread are claims whose data an earlier process may have written.
 	written map[types.UID]string
 	unread  map[types.UID]bool
 }
 
-// NewWriter makes a Writer that writes nothing before Run.
+// NewWriter returns a Writer that writes nothing before Run.
 func NewWriter(o Options) *Writer {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[records.Claim](retryFirst, retryMost)
 	return &Writer{Options: o, manager: managerOf(o.Driver, o.Node), now: time.Now,
@@ -89,15 +87,15 @@ func managerOf(driver, node string) string {
 	return driver + "/" + hex.EncodeToString(sum[:16])
 }
 
-// Prepared notes that a claim was prepared, or again. It does not wait. A nil Writer ignores it.
+// Prepared notes that a claim was prepared, possibly again. It does not block. A nil Writer ignores it.
 func (w *Writer) Prepared(claim records.Claim) {
 	if w != nil {
 		w.queue.AddAfter(claim, delay)
 	}
 }
 
-// Unprepared notes that a claim was unprepared, or that this was tried: its record says whether it still has devices. It does not
-// wait. A nil Writer ignores it.
+// Unprepared notes that a claim was unprepared, or an attempt: its record shows whether it still has devices. It does not block. A
+// nil Writer ignores it.
 func (w *Writer) Unprepared(claim records.Claim) { w.Prepared(claim) }
 
 // Restore corrects, after a start, the status of claims that were prepared before.
@@ -110,16 +108,16 @@ func (w *Writer) Restore(all []*records.Record) {
 	}
 }
 
-// Sweep removes the status of claims that are not prepared any more: an earlier process may have been killed before it could,
-// and a claim can be released without Unprepare. It gives theirs to claims that were prepared without Prepare, as those are
-// whose record was corrupt. A nil Writer ignores it.
+// Sweep removes the status of claims that are no longer prepared: an earlier process may have been killed before it could, and a
+// claim can be released without Unprepare. It writes that of claims prepared without Prepare, as after a corrupt record. A nil
+// Writer ignores it.
 func (w *Writer) Sweep(ctx context.Context) {
 	if w == nil {
 		return
 	}
 	notes, corrupt, err := w.Notes.List()
 	if err = errors.Join(append(corrupt, err)...); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read of which claims the status was written; some may keep it until they are deallocated")
+		klog.FromContext(ctx).Error(err, "Cannot read which claims have a written status; some may keep it until they are deallocated")
 	}
 	for _, n := range notes {
 		if !prepared(w.Record(n.Claim.UID)) {
@@ -127,7 +125,7 @@ func (w *Writer) Sweep(ctx context.Context) {
 		}
 	}
 	if w.Inventory() == nil {
-		return // less is known of their devices than an earlier process wrote
+		return // less is known about their devices than an earlier process wrote
 	}
 	for _, r := range w.Records() {
 		w.mu.Lock()
@@ -167,7 +165,7 @@ func (w *Writer) Run(ctx context.Context) {
 
 func prepared(r *records.Record) bool { return r != nil && r.State == records.Prepared }
 
-// write gives a claim the status that its record says, or none.
+// write writes or removes the status of a claim according to its record.
 func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -216,8 +214,8 @@ func (w *Writer) remove(ctx context.Context, claim records.Claim) error {
 	return nil
 }
 
-// apply has the API server replace what this node wrote before. That a claim is gone, replaced or deallocated is no error: its
-// status went with that. Nor is one that the API server will never take, which is reported.
+// apply replaces this node's previous data. A claim that is gone, replaced or deallocated is no error, as its status is gone, too.
+// Neither is a status that the API server rejects permanently, which is reported.
 func (w *Writer) apply(ctx context.Context, claim records.Claim, devices []*resourceac.AllocatedDeviceStatusApplyConfiguration) error {
 	config := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceac.ResourceClaimStatus().WithDevices(devices...))
@@ -258,7 +256,7 @@ func (w *Writer) allocated(ctx context.Context, claim records.Claim) (bool, erro
 	}), nil
 }
 
-// read returns nil for a claim that does not exist any more.
+// read returns nil for a claim that no longer exists.
 func (w *Writer) read(ctx context.Context, claim records.Claim) (*resourceapi.ResourceClaim, error) {
 	found, err := w.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
@@ -271,7 +269,7 @@ func (w *Writer) read(ctx context.Context, claim records.Claim) (*resourceapi.Re
 	return found, nil
 }
 
-// has reports whether the claim's status is the data already: what has not changed keeps its time.
+// has reports whether the claim already has the data as its status, which then keeps its time.
 func (w *Writer) has(ctx context.Context, claim records.Claim, data string) (bool, error) {
 	w.mu.Lock()
 	written, unread := w.written[claim.UID], w.unread[claim.UID]

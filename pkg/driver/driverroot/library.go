@@ -23,9 +23,9 @@ func (r Root) NVML() (path string, found bool) {
 	return "", false
 }
 
-// LibrarySearchPaths are the directories in which NVIDIA's container toolkit has to search for the driver's libraries; nil
-// where it finds them by itself. It knows the directories of distributions and asks the host's ld.so.cache, which is in
-// /etc and so not in a pod that sees the host's /usr alone.
+// LibrarySearchPaths are the directories in which NVIDIA's container toolkit has to search for the driver's libraries; nil if it
+// finds them on its own. It knows the directories of distributions and reads the host's ld.so.cache, which is in /etc and so
+// missing in a pod that sees only the host's /usr.
 func (r Root) LibrarySearchPaths() []string {
 	if _, found := r.listedNVML(); found {
 		return nil
@@ -36,7 +36,7 @@ func (r Root) LibrarySearchPaths() []string {
 	return nil
 }
 
-// listedNVML is NVML as the toolkit finds it.
+// listedNVML is the path of NVML found by the toolkit.
 func (r Root) listedNVML() (path string, found bool) {
 	paths, err := lookup.NewLibraryLocator(lookup.WithRoot(r.Here), lookup.WithLogger(silent{})).Locate(LibraryName)
 	if err != nil || len(paths) == 0 {
@@ -45,8 +45,8 @@ func (r Root) listedNVML() (path string, found bool) {
 	return filepath.Clean(paths[0]), true
 }
 
-// libraryDir is the first directory that has NVML and the file of its release. One with nothing but links to libraries
-// elsewhere does not: they lead out of a root that is not /.
+// libraryDir is the first directory that has NVML and the file of its release. One with only links to libraries elsewhere does not:
+// they lead out of a root other than /.
 func (r Root) libraryDir() (dir string, found bool) {
 	for _, dir := range r.join(libraryDirs) {
 		releases, err := filepath.Glob(filepath.Join(dir, "libnvidia-ml.so.*.*"))

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// environment is that of all programs; they inherit nothing from this process.
+// environment is the complete environment of all programs.
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
 
 // launch is the command line of a driver program.
@@ -68,8 +68,8 @@ func (r Root) launch(program string, args []string) launch {
 	return l
 }
 
-// FindSMI is the first root that has nvidia-smi, and its path there; the usual path below the first root where none has: the
-// error of running it names it.
+// FindSMI returns the first root with nvidia-smi, and its path there; if none has it, the usual path below the first root, which
+// the error of running it then names.
 func FindSMI(roots []Root) (root Root, path string) {
 	for _, root := range roots {
 		if path, found := root.Find("nvidia-smi"); found {

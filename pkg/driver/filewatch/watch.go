@@ -20,8 +20,8 @@ const quietPeriod = 100 * time.Millisecond
 // mountLink is the link that the kubelet points to another directory when a mounted ConfigMap changes.
 const mountLink = "..data"
 
-// Watch calls changed after a file, or one of a directory, may have changed, until ctx ends. Events can be lost, and
-// what a link elsewhere leads to is not watched: read the files at intervals, too.
+// Watch calls changed after a file, or one of a directory, may have changed, until ctx ends. Events can be lost, and targets of
+// links elsewhere are not watched: also read the files at intervals.
 //
 // The directory that the path is in is watched, since a file that is replaced is another file, and a path that does not
 // exist yet may be created.
@@ -63,7 +63,7 @@ func Watch(ctx context.Context, path string, changed func()) error {
 	}
 }
 
-// watch adds what has to be watched; what is watched already stays so.
+// watch adds the directories to watch; existing watches stay.
 func watch(watcher *fsnotify.Watcher, path string) error {
 	if err := watcher.Add(filepath.Dir(path)); err != nil {
 		return err
@@ -74,7 +74,7 @@ func watch(watcher *fsnotify.Watcher, path string) error {
 	return nil
 }
 
-// concerns reports whether a change of one path may change what is at another.
+// concerns reports whether a change of one path may affect another.
 func concerns(name, path string) bool {
 	name = filepath.Clean(name)
 	return name == path || filepath.Dir(name) == path || name == filepath.Join(filepath.Dir(path), mountLink)

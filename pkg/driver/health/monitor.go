@@ -28,7 +28,7 @@ type Hardware interface {
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
 	// Fabric is the state of the GPU's registration with its NVLink fabric; gpu.FabricUnsupported if it needs none now.
 	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
-	// Closed reports whether a GPU is closed for a reset: until it is open again, it is not polled, and what is known of it stays.
+	// Closed reports whether a GPU is closed for a reset: until it is open again, it is not polled, and its known state stays.
 	Closed(g *gpu.GPU) bool
 	// RefusesWork reports whether the GPUs are in confidential computing mode and do not accept work.
 	RefusesWork(ctx context.Context) (bool, error)
@@ -133,15 +133,15 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// Forget drops what is known of a GPU that was reset, once it is open again: its conditions end with the next poll, but for those
-// that it still has. Anybody may call it.
+// Forget drops the state of a GPU that was reset, once it is open again: with the next poll its conditions end, except those that
+// it still has. It is safe for concurrent use.
 func (m *Monitor) Forget(pci gpu.PCIAddress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reset = append(m.reset, pci)
 }
 
-// forgetReset drops what Forget was called for.
+// forgetReset handles calls of Forget.
 func (m *Monitor) forgetReset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -286,7 +286,7 @@ func (m *Monitor) poll(ctx context.Context, limit time.Duration) {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
 		if w.last.IsZero() || m.hw.Closed(g) {
-			continue // its first poll has not returned, or what is known of it is not so for sure
+			continue // its first poll has not returned, or its state is uncertain
 		}
 		if change, changed := w.change(g); changed {
 			m.to.Changed(change)

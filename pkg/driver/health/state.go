@@ -273,10 +273,10 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 	return action == gpu.RecoveryNone && before != gpu.RecoveryNone && before != gpu.RecoveryUnknown
 }
 
-// fabric handles the state of the registration with the NVLink fabric. While it is pending, in progress or not started, CUDA returns
-// cudaErrorSystemNotReady on the whole GPU, however long that takes: boards that need no registration report that they support none
-// (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c, _gpuGetFabricStatus, and gpu_fabric_probe.c). Once it has failed, NVLink does not
-// work though all links are up. Partitions have no NVLinks and need no registration.
+// fabric handles the state of the registration with the NVLink fabric. While it is pending, in progress or not started, CUDA
+// returns cudaErrorSystemNotReady on the whole GPU, however long that takes: boards that need no registration report that they
+// support none (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c, _gpuGetFabricStatus, and gpu_fabric_probe.c). Once it has failed,
+// NVLink does not work even though all links are up. Partitions have no NVLinks and need no registration.
 func (s *State) fabric(state gpu.FabricState, now time.Time) {
 	reason := ""
 	switch {

@@ -21,7 +21,7 @@ type watched struct {
 	introduced bool
 }
 
-// forget drops what was seen of the GPU, which was reset since: the next poll is its first. What was reported stays until then.
+// forget drops the state of a GPU that was reset: the next poll is its first. Reported conditions stay until then.
 func (w *watched) forget() { w.State, w.last = NewState(), time.Time{} }
 
 // isDue reports whether it is time to poll a GPU.

@@ -31,8 +31,8 @@ type program struct {
 	late bool
 }
 
-// begin waits until a run may begin, one that is to be alone until no other is left. It fails at once where it would wait for
-// one that hangs.
+// begin waits until a run may start; one that must run alone waits for all others. It fails at once if it would wait for a hanging
+// one.
 func (q *queue) begin(ctx context.Context, p *program) error {
 	for {
 		other, err := q.tryBegin(p)
@@ -47,7 +47,7 @@ func (q *queue) begin(ctx context.Context, p *program) error {
 	}
 }
 
-// tryBegin begins a run unless it has to wait for another one, or hangs with it.
+// tryBegin starts a run unless it has to wait for another one; the error is set if that one hangs.
 func (q *queue) tryBegin(p *program) (other *program, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -76,7 +76,7 @@ func (q *queue) end(ctx context.Context, p *program) {
 	close(p.over)
 }
 
-// expire has a run count as hanging, unless it has just ended.
+// expire marks a run as hanging, unless it has just ended.
 func (q *queue) expire(ctx context.Context, p *program) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

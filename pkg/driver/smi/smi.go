@@ -39,13 +39,13 @@ type Tool struct {
 	queue queue
 }
 
-// New makes a Tool that looks for the program where the driver's files may be, in one root at least.
+// New returns a Tool that looks for the program in the given roots, at least one.
 func New(roots []driverroot.Root, run Run) *Tool { return &Tool{roots: roots, run: run} }
 
-// Found sets which of the roots has the driver that runs: another may have programs of a driver that does not.
+// Found sets the root of the running driver: others may have programs of a driver that is not running.
 func (t *Tool) Found(root driverroot.Root) { t.found.Store(&root) }
 
-// Root is the root of the driver that runs, or the first where there may be one.
+// Root is the root of the running driver, or the first candidate.
 func (t *Tool) Root() driverroot.Root {
 	if found := t.found.Load(); found != nil {
 		return *found
@@ -95,8 +95,8 @@ func parse(line string) (st State, ok bool) {
 	return st, true
 }
 
-// SetMode asks for a MIG mode. Where nothing has the GPU open the driver resets it for that; else the mode is pending, which is
-// no error: Query tells.
+// SetMode asks for a MIG mode. If nothing has the GPU open, the driver resets it for that; otherwise the mode is pending, which is
+// no error: use Query.
 func (t *Tool) SetMode(ctx context.Context, pci gpu.PCIAddress, enable bool) (said string, err error) {
 	output, err := t.call(ctx, longRun, pci, "-mig", digit(enable))
 	return driverroot.OneLine(output), err
@@ -121,13 +121,13 @@ func digit(on bool) string {
 	return "0"
 }
 
-// call runs nvidia-smi for one GPU that this process may have closed, and no other meanwhile.
+// call runs nvidia-smi for one GPU that this process may have closed, without concurrent runs.
 func (t *Tool) call(ctx context.Context, limit time.Duration, pci gpu.PCIAddress, args ...string) ([]byte, error) {
 	return t.start(ctx, limit, &program{pci: pci, alone: true}, append([]string{"-i", pci.String()}, args...)...)
 }
 
-// start runs nvidia-smi. A run that does not end when it is killed is given up with gpu.ErrHangs. Until it has ended, none begins
-// that is about the same GPU or has to be alone.
+// start runs nvidia-smi. A run that does not end when it is killed is abandoned with gpu.ErrHangs. Until it has ended, no run
+// starts for the same GPU or alone.
 func (t *Tool) start(ctx context.Context, limit time.Duration, p *program, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

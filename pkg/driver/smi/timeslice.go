@@ -14,9 +14,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// SetTimeSlice sets the interval of a GPU's time slices. NVML has no function for it: nvidia-smi compute-policy is the
-// driver's only public way. The driver keeps it until it is unloaded. Claims on several GPUs do not wait for each other, but
-// for a change of a MIG mode.
+// SetTimeSlice sets the interval of a GPU's time slices. NVML has no function for it: nvidia-smi compute-policy is the driver's
+// only public way. The driver keeps it until it is unloaded. Claims on different GPUs do not wait for each other, only for a change
+// of a MIG mode.
 func (t *Tool) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error {
 	number := slices.Index(v1alpha1.Intervals(), v1alpha1.Interval(interval))
 	if number < 0 {
