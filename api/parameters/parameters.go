@@ -13,12 +13,12 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
-// Parameters are decoded, checked, and the same whichever API they were written in.
+// Parameters are decoded and validated parameters, independent of their API.
 type Parameters struct {
-	// Kind of the object that they were written as, such as ShareConfig.
+	// Kind of the original object, such as ShareConfig.
 	Kind string
-	// ExclusiveOf is the type of device, gpu or mig, that a claim has alone and whose use by its own processes the
-	// parameters are about; empty where they are about shares of a GPU that others use, too.
+	// ExclusiveOf is the type of an exclusive device, gpu or mig, which the parameters share among the claim's own processes; empty
+	// for shares of a GPU that other claims use, too.
 	ExclusiveOf string
 	// TimeSlice is for devices that processes share in time; never nil for an exclusive device without MPS.
 	TimeSlice *v1alpha1.TimeSliceConfig
@@ -26,24 +26,23 @@ type Parameters struct {
 	MPS *MPS
 }
 
-// MPS is what clients of an MPS server ask for.
+// MPS is the settings of clients of an MPS server.
 type MPS struct {
 	v1alpha1.MPSConfig
-	// PerDevice are memory limits of each client on single devices, by their number among those of the server, counted from
-	// 0, or by UUID.
+	// PerDevice are memory limits of each client by device: by its number among the server's devices, from 0, or by UUID.
 	PerDevice map[string]resource.Quantity
 }
 
-// Exclusive reports whether the parameters are about a device that a claim has alone.
+// Exclusive reports whether the parameters are for an exclusive device.
 func (p *Parameters) Exclusive() bool { return p.ExclusiveOf != "" }
 
-// exclusiveKinds are the kinds for devices that a claim has alone, by the type of device.
+// exclusiveKinds are the kinds for exclusive devices, by the type of device.
 var exclusiveKinds = map[string]string{"gpu": nvidia.GPUConfigKind, "mig": nvidia.MIGDeviceConfigKind}
 
-// ExclusiveKind is the kind of parameters for a type of device that a claim has alone; empty where there is none.
+// ExclusiveKind is the kind of parameters for a type of exclusive device; empty for none.
 func ExclusiveKind(deviceType string) string { return exclusiveKinds[deviceType] }
 
-// Decode reads what is given to a driver of that name; the error names what is wrong.
+// Decode decodes parameters for a driver of that name; errors name the field.
 func Decode(driver string, raw []byte) (*Parameters, error) {
 	if !nvidia.Owns(driver, raw) {
 		c, err := v1alpha1.DecodeParameters(raw)

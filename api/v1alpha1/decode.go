@@ -17,11 +17,10 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// maxSize bounds what is decoded, in bytes; the API server lets 10 KiB of opaque parameters through, and a policy is a
-// file of an admin's.
+// maxSize bounds decoded data, in bytes; the API server accepts 10 KiB of opaque parameters, and policies are files of an admin.
 const maxSize = 1 << 20
 
-// decode reads JSON of one kind of this package. Unknown fields, fields given twice and other kinds are errors; there may be
+// decode decodes JSON of one kind of this package. Unknown fields, duplicate fields and other kinds are errors; there may be
 // several.
 func decode(raw []byte, kind string, into any) error { return decodeKind(raw, APIVersion, kind, into) }
 
@@ -44,9 +43,8 @@ func decodeKind(raw []byte, apiVersion, kind string, into any) error {
 	return decodeFields(raw, into)
 }
 
-// DecodeFields reads JSON into a value whose type says by its json tags which fields there are, for formats that are not
-// of this API group. Unknown fields, fields given twice and values of another type are errors. A field of type any takes
-// any value. The error is Problems, each with the field that is wrong.
+// DecodeFields decodes JSON into a value by its json tags, for formats outside this API group. Unknown fields, duplicate fields and
+// values of another type are errors. A field of type any accepts any value. The error is Problems, each with the field.
 func DecodeFields(raw []byte, into any) error {
 	if len(raw) > maxSize {
 		return Problems{fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)}
@@ -58,7 +56,7 @@ func DecodeFields(raw []byte, into any) error {
 }
 
 func decodeFields(raw []byte, into any) error {
-	// A field given twice has to be known before anything is parsed: the tree has only the last one.
+	// Duplicate fields must be detected before parsing: the tree has only the last one.
 	var tree any
 	if err := strictly(json.UnmarshalStrict(raw, &tree, json.DisallowDuplicateFields)); err != nil {
 		return err
@@ -72,7 +70,7 @@ func decodeFields(raw []byte, into any) error {
 	return nil
 }
 
-// strictly makes one error of what json.UnmarshalStrict returns.
+// strictly joins the errors of json.UnmarshalStrict.
 func strictly(strict []error, err error) error {
 	if err != nil {
 		return err
@@ -80,14 +78,14 @@ func strictly(strict []error, err error) error {
 	return utilerrors.NewAggregate(strict)
 }
 
-// quantity is how amounts are written. It bounds the exponent, as resource.ParseQuantity writes out the number: with
-// "1e999999999" it would not come back, and the quantity is a claim author's.
+// quantity is the syntax of amounts. It bounds the exponent, because resource.ParseQuantity expands the number: it would never
+// return from "1e999999999" by a claim's author.
 var quantity = regexp.MustCompile(`^[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// checkTree refuses what decoding would not refuse with the name of the field, or not at all: values of another type,
-// quantities that are none, and null in a list, which would be zero.
+// checkTree rejects values that decoding would reject without naming the field, or not at all: values of another type, invalid
+// quantities, and null in a list, which would become zero.
 func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -139,7 +137,7 @@ func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// What a value can be, in words.
+// Types of values, in words.
 const (
 	anObject = "an object"
 	aList    = "a list"
@@ -147,7 +145,7 @@ const (
 	aNumber  = "a whole number"
 )
 
-// kindOf says what a value is: one of a JSON tree, or one of a field of ours.
+// kindOf is the type, in words, of a value in a JSON tree or of a field.
 func kindOf(value any) string {
 	switch reflect.TypeOf(value).Kind() {
 	case reflect.Map, reflect.Struct:
@@ -165,7 +163,7 @@ func kindOf(value any) string {
 	}
 }
 
-// oneOf refuses a value that is not in a list.
+// oneOf rejects a value that is not in a list.
 func oneOf[T ~string](path *field.Path, value T, known []T) field.ErrorList {
 	if slices.Contains(known, value) {
 		return nil

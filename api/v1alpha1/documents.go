@@ -20,20 +20,20 @@ const maxDocuments = 256
 type Document struct {
 	// Line of the file on which the document starts, from 1.
 	Line int
-	// JSON of the document; nil where Err says why there is none.
+	// JSON of the document; nil if Err is set.
 	JSON []byte
 	Err  error
 }
 
-// boundary is a line that starts or ends a document: what a YAML parser would take for one, and no more. Inside text it
-// cannot be at the start of a line.
+// boundary matches exactly the lines that start or end a document for a YAML parser. Inside text it cannot be at the start of a
+// line.
 var boundary = regexp.MustCompile(`(?m)^(---|\.\.\.)([ \t\r].*)?$`)
 
 // blank is a document without content: comments and marks.
 var blank = regexp.MustCompile(`^(\s|#.*(\n|$)|(---|\.\.\.)[ \t\r]*(#.*)?(\n|$))*$`)
 
-// Documents takes a file of YAML or JSON apart, 1 MiB and 256 documents at most; documents without content are left out.
-// A document that is no YAML has an error of its own, which names the line in the file.
+// Documents splits a file of YAML or JSON, at most 1 MiB and 256 documents; empty documents are left out. A document that is not
+// YAML has its own error, which names the line in the file.
 func Documents(data []byte) ([]Document, error) {
 	switch {
 	case len(data) > maxSize:
@@ -42,7 +42,7 @@ func Documents(data []byte) ([]Document, error) {
 		return nil, errors.New("read YAML: it is no UTF-8 text")
 	}
 	if json.Valid(data) {
-		return []Document{{Line: 1, JSON: data}}, nil // JSON may have tabs where YAML has none
+		return []Document{{Line: 1, JSON: data}}, nil // JSON allows tabs where YAML does not
 	}
 	var documents []Document
 	line := 1
@@ -51,7 +51,7 @@ func Documents(data []byte) ([]Document, error) {
 			if len(documents) == maxDocuments {
 				return nil, fmt.Errorf("there are more than %d documents", maxDocuments)
 			}
-			// The lines before it let the parser's errors name the right one.
+			// The preceding blank lines make the parser's errors name the right line.
 			raw, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), line-1), piece...))
 			if err != nil {
 				raw, err = nil, oneLine("read YAML: ", err)
@@ -65,7 +65,7 @@ func Documents(data []byte) ([]Document, error) {
 	return documents, nil
 }
 
-// pieces cuts a file before each line that starts or ends a document.
+// pieces splits a file before each line that starts or ends a document.
 func pieces(data []byte) [][]byte {
 	var found [][]byte
 	start := 0

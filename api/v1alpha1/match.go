@@ -17,7 +17,7 @@ var (
 	deviceID   = regexp.MustCompile(`^0[xX][0-9a-fA-F]{8}$`)
 )
 
-// validate refuses what no GPU can match: a rule with a slip in it would be passed over.
+// validate rejects a match of no GPU: a mistake would silently disable the rule.
 func (m *Match) validate(path *field.Path) field.ErrorList {
 	if m == nil {
 		return nil
@@ -73,7 +73,7 @@ func (r *MemoryRange) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// has reports whether a range lies in this one.
+// has reports whether a range is within this one.
 func (r *MemoryRange) has(other *MemoryRange) bool {
 	if r == nil {
 		return true
@@ -88,7 +88,7 @@ func (m *Match) everything() bool {
 	return m == nil || m.Memory == nil && !slices.ContainsFunc(m.lists(), func(l []string) bool { return len(l) > 0 })
 }
 
-// lists are the match's lists in a form in which the same GPU is named the same way.
+// lists are the match's lists in a canonical form of GPU names.
 func (m *Match) lists() [][]string {
 	if m == nil {
 		return make([][]string, 5)
@@ -116,7 +116,7 @@ func (m *Match) lists() [][]string {
 	}
 }
 
-// selection is a match made ready to be compared with others.
+// selection is a match prepared for comparison with others.
 type selection struct {
 	lists  [][]string
 	sets   []map[string]bool
@@ -138,7 +138,7 @@ func (m *Match) selection() selection {
 	return s
 }
 
-// takes reports for each list whether all that another match may select by it is selected by this one.
+// takes reports, for each list, whether this match selects everything that another one may select by it.
 func (s selection) takes(other selection) []bool {
 	var takes []bool
 	for i, set := range s.sets {
@@ -151,7 +151,7 @@ func (s selection) takes(other selection) []bool {
 	return takes
 }
 
-// unreached are the rules that never hold, as those before them take all their GPUs.
+// unreached are the rules that never apply, because earlier ones match all their GPUs.
 func unreached(rules []Rule) field.ErrorList {
 	var errs field.ErrorList
 	var before []selection
@@ -177,13 +177,13 @@ func unreached(rules []Rule) field.ErrorList {
 	return errs
 }
 
-// takenBy are the rules that together take all that a match selects, as far as one list shows; none if something is left.
+// takenBy are the rules that together match everything that a match selects, as far as one list shows; none if something is left.
 func (s selection) takenBy(before []selection) []string {
 	takes := make([][]bool, len(before))
 	for i, b := range before {
 		takes[i] = b.takes(s)
 	}
-	// apart from one list, rule b takes everything
+	// apart from one list, rule b matches everything
 	but := func(b, list int) bool {
 		for i, all := range takes[b] {
 			if !all && i != list {

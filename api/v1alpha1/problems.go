@@ -10,7 +10,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 )
 
-// Problems are things that are wrong, each of them one line of text that can be printed.
+// Problems are errors, each in one printable line.
 type Problems []error
 
 // Error joins them to one line.
@@ -25,8 +25,8 @@ func (p Problems) Error() string {
 // Unwrap lists them.
 func (p Problems) Unwrap() []error { return p }
 
-// ProblemsOf takes an error apart: its Problems or what else it aggregates, each with what wraps all of them in front of
-// it, or the error alone. What is said twice is left out.
+// ProblemsOf splits an error into its Problems or other aggregated errors, each prefixed with the text that wraps all of them, or
+// returns the error alone. Duplicates are left out.
 func ProblemsOf(err error) Problems {
 	if err == nil {
 		return nil
@@ -63,8 +63,8 @@ type lineError struct {
 func (e *lineError) Error() string { return e.text }
 func (e *lineError) Unwrap() error { return e.err }
 
-// oneLine is an error with something in front of it as one line that can be printed: the kubelet makes an Event of it,
-// whose text must be valid UTF-8, and what is wrong is quoted from the input.
+// oneLine formats an error with a prefix as one printable line: the kubelet turns it into an Event, whose text must be valid UTF-8,
+// but errors quote the input.
 func oneLine(front string, err error) error {
 	text := strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -50,7 +50,7 @@ func QuotaCounters() []QuotaCounter { return []QuotaCounter{QuotaMemory, QuotaMu
 // MediaProfiles stands, in omitProfiles, for all profiles with media engines.
 const MediaProfiles = "+me"
 
-// validate checks what a rule says of slices.
+// validate checks a rule's settings of slices.
 func (p *PublishPolicy) validate(path *field.Path, r *Rule) field.ErrorList {
 	if p == nil {
 		return nil
@@ -87,7 +87,7 @@ func (p *PublishPolicy) validate(path *field.Path, r *Rule) field.ErrorList {
 	return errs
 }
 
-// eachOnce refuses values that are none of some, and those that are there twice.
+// eachOnce rejects unknown and duplicate values.
 func eachOnce[T ~string](path *field.Path, values, all []T) field.ErrorList {
 	var errs field.ErrorList
 	for i, v := range values {

@@ -10,15 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Schema is the part of JSON Schema that says what a NodePolicy may be, field by field. What holds between fields, and
-// what depends on boards, it cannot say: a policy that it admits may be refused by DecodeNodePolicy, and none that it
-// refuses is admitted there.
+// Schema is the part of JSON Schema that describes the fields of a NodePolicy. It cannot express constraints between fields or
+// those of boards: DecodeNodePolicy may reject a policy that the schema accepts, but never the reverse.
 type Schema struct {
 	Type                 []string           `json:"type,omitempty"`
 	Const                string             `json:"const,omitempty"`
 	Enum                 []string           `json:"enum,omitempty"`
 	Pattern              string             `json:"pattern,omitempty"`
-	Description          string             `json:"description,omitempty"` // what a text is that fits the pattern
+	Description          string             `json:"description,omitempty"` // describes texts that match the pattern
 	Minimum              *int32             `json:"minimum,omitempty"`
 	Maximum              *int32             `json:"maximum,omitempty"`
 	MaxItems             int                `json:"maxItems,omitempty"`
@@ -29,7 +28,7 @@ type Schema struct {
 	AdditionalProperties any                `json:"additionalProperties,omitempty"`
 }
 
-// Patterns of the schema alongside those that the decoder has itself.
+// Patterns of the schema in addition to the decoder's.
 const (
 	quantityPattern = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
 	namePattern     = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
@@ -37,7 +36,7 @@ const (
 	omittedProfile  = `^([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?|\+me)$`
 )
 
-// bounds narrow the fields of a type, by type and field, to what the decoder takes.
+// bounds restrict fields, by type and field, to the values that the decoder accepts.
 var bounds = map[string]func(*Schema){
 	"NodePolicy.rules":    func(s *Schema) { s.MaxItems = MaxRules },
 	"PolicyMetadata.name": func(s *Schema) { s.like(namePattern, "the value of a node label, such as training") },
@@ -69,7 +68,7 @@ var bounds = map[string]func(*Schema){
 	"CoreCut.default":        func(s *Schema) { s.Minimum, s.Maximum = num(1), num(100) },
 }
 
-// enums are the values of text that is one of a few. Empty text is the default, as where the field is not there.
+// enums are the values of enumerated text. Empty text is the default, like a missing field.
 var enums = map[reflect.Type][]string{
 	reflect.TypeFor[Tier]():               texts(Tiers()),
 	reflect.TypeFor[MIGMode]():            texts(MIGModes()),
@@ -81,7 +80,7 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[QuotaCounter]():       texts(QuotaCounters()),
 }
 
-// like narrows a text to a pattern, which the description words.
+// like restricts a text to a pattern, which the description explains.
 func (s *Schema) like(pattern, description string) { s.Pattern, s.Description = pattern, description }
 
 func num(n int32) *int32 { return &n }
@@ -126,7 +125,7 @@ func schemaOf(t reflect.Type) *Schema {
 	case reflect.Struct:
 		return schemaOfStruct(t)
 	default:
-		panic(fmt.Sprintf("no schema for %s", t)) // of a field that was added to the API: tests make the schema
+		panic(fmt.Sprintf("no schema for %s", t)) // for a new field of the API: tests build the schema
 	}
 }
 

@@ -7,9 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DecodeStrictly reads opaque parameters of a kind of another API group as strictly as those of this one: unknown fields,
-// fields given twice, other kinds, null in lists, and quantities that are none are errors. check is asked after that for what
-// is wrong with the values. The error is Problems.
+// DecodeStrictly decodes opaque parameters of another API group as strictly as those of this one: unknown and duplicate fields,
+// other kinds, null in lists, and invalid quantities are errors. check then validates the values. The error is Problems.
 func DecodeStrictly(raw []byte, apiVersion, kind string, into any, check func() field.ErrorList) error {
 	if err := decodeKind(raw, apiVersion, kind, into); err != nil {
 		return ProblemsOf(err)
@@ -20,7 +19,7 @@ func DecodeStrictly(raw []byte, apiVersion, kind string, into any, check func() 
 	return nil
 }
 
-// CheckMemory refuses an amount of memory that is less than 1Mi, or no whole number of bytes; nil is none.
+// CheckMemory rejects an amount of memory below 1Mi, or that is not a whole number of bytes; nil is valid.
 func CheckMemory(path *field.Path, value *resource.Quantity) field.ErrorList {
 	return atLeast(path, value)
 }

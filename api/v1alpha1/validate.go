@@ -16,8 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DecodeNodePolicy reads a policy from one document of YAML or JSON and checks it. The error is Problems, each with the
-// field that is wrong.
+// DecodeNodePolicy decodes and validates a policy from one document of YAML or JSON. The error is Problems, each with the field.
 func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
 	documents, err := Documents(data)
 	if err != nil {
@@ -41,12 +40,12 @@ func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
 	return p, nil
 }
 
-// Validate checks a policy as far as that needs no GPU. The error is Problems, each with the field that is wrong.
+// Validate validates a policy as far as possible without GPUs. The error is Problems, each with the field.
 func (p *NodePolicy) Validate() error {
 	return asError(p.validate())
 }
 
-// asError is nil where nothing is wrong, else Problems.
+// asError converts a list to Problems; nil if it is empty.
 func asError(errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
@@ -54,7 +53,7 @@ func asError(errs field.ErrorList) error {
 	return ProblemsOf(errs.ToAggregate())
 }
 
-// PolicyName is the name that a JSON document has as a policy; empty where it has none, or is none.
+// PolicyName is the name of a policy in a JSON document; empty if it has none, or is not a policy.
 func PolicyName(raw []byte) string {
 	var named struct {
 		Metadata PolicyMetadata `json:"metadata"`
@@ -65,12 +64,12 @@ func PolicyName(raw []byte) string {
 	return named.Metadata.Name
 }
 
-// PolicyNameOf is the name of the policy for a configuration of another format, or that a node's label means: the same, but for
-// what a policy's name cannot have.
+// PolicyNameOf converts the name of a configuration of another format, or a node's label, to a policy's name by replacing invalid
+// characters.
 func PolicyNameOf(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
-// CheckPolicyName refuses what cannot name a policy: it is the value of a node label, and lower case so that no two
-// differ by that alone.
+// CheckPolicyName rejects invalid names of policies: a name is the value of a node label, and lower case so that no two differ only
+// by case.
 func CheckPolicyName(name string) error {
 	return asError(checkPolicyName(name))
 }
@@ -141,7 +140,7 @@ func (m *MPSPolicy) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateParts refuses what the rule says of tiers that its GPUs do not offer.
+// validateParts rejects settings for tiers that the rule does not offer.
 func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	layout := r.MIG.ModeOfUse() == MIGLayout
@@ -170,7 +169,7 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 	return append(errs, r.validateModeChange(path.Child("mig", "modeChange"))...)
 }
 
-// validateModeChange refuses a change of the MIG mode by rules that do not say which mode they want.
+// validateModeChange rejects changes of the MIG mode by rules that do not determine a mode.
 func (r *Rule) validateModeChange(path *field.Path) field.ErrorList {
 	tiers := r.OfferedTiers()
 	switch {
@@ -186,11 +185,11 @@ func (r *Rule) validateModeChange(path *field.Path) field.ErrorList {
 	}
 }
 
-// profileName is how profiles are named, offered or not: 1g.10gb, 1g.10gb+me, 1g.24gb+gfx, 1g.10gb-me. The driver rounds
+// profileName is the syntax of names of profiles, offered or not: 1g.10gb, 1g.10gb+me, 1g.24gb+gfx, 1g.10gb-me. The driver rounds
 // memory to whole gigabytes.
 var profileName = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+-][a-z.]+)*$`)
 
-// checkProfile refuses what is not offered on any board. What a board has is for policy.Check.
+// checkProfile rejects profiles that are not offered on any board. policy.Check knows those of a board.
 func checkProfile(path *field.Path, name string) field.ErrorList {
 	var why string
 	switch plain, extra, _ := strings.Cut(name, "+"); {
@@ -312,7 +311,7 @@ func (c *CoreCut) validate(path *field.Path) field.ErrorList {
 	return onStep(path.Child("default"), int64(*c.Default), minimum, step, *c.Default, func(n int64) string { return fmt.Sprint(n) })
 }
 
-// onStep refuses a default that is not a minimum and whole steps, which is what every amount is rounded up to.
+// onStep rejects a default that is not a minimum plus whole steps, to which every amount is rounded up.
 func onStep(path *field.Path, n, minimum, step int64, value any, text func(int64) string) field.ErrorList {
 	switch over := (n - minimum) % step; {
 	case n < minimum:
@@ -325,7 +324,7 @@ func onStep(path *field.Path, n, minimum, step int64, value any, text func(int64
 	}
 }
 
-// between refuses what is not 1 to most.
+// between rejects values outside of 1 to most.
 func between(path *field.Path, value *int32, most int32) field.ErrorList {
 	if value == nil || *value >= 1 && *value <= most {
 		return nil
@@ -333,12 +332,12 @@ func between(path *field.Path, value *int32, most int32) field.ErrorList {
 	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be 1 to %d", most))}
 }
 
-// atLeast refuses less than a mebibyte.
+// atLeast rejects less than a mebibyte.
 func atLeast(path *field.Path, value *resource.Quantity) field.ErrorList {
 	if value == nil {
 		return nil
 	}
-	// What does not fit into 64 bits, or is no whole number, is not what Value makes of it.
+	// Value is inexact for amounts beyond 64 bits and for fractions.
 	if n := value.Value(); n < minMemory || value.CmpInt64(n) != 0 {
 		return field.ErrorList{field.Invalid(path, value.String(), "must be a whole number of bytes, 1Mi or more")}
 	}

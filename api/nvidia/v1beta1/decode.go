@@ -16,8 +16,8 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
-// Owns reports whether parameters given to a driver of that name are NVIDIA's. NVIDIA's group was named as its driver in
-// earlier releases. In compatible mode, what is of no known group is taken for what is most likely meant, and refused.
+// Owns reports whether parameters given to a driver of that name are NVIDIA's. NVIDIA's group was named as its driver in earlier
+// releases. In compatible mode, parameters of an unknown group are assumed to be NVIDIA's, and rejected.
 func Owns(driver string, raw []byte) bool {
 	var meta metav1.TypeMeta
 	err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta)
@@ -25,8 +25,8 @@ func Owns(driver string, raw []byte) bool {
 	return err == nil && (group == Group || group == DriverName || driver == DriverName && group != v1alpha1.Group)
 }
 
-// DecodeParameters reads what is given to a driver of that name and checks it; the error names what is wrong, and what to
-// use instead of what cannot be honoured.
+// DecodeParameters decodes and validates parameters for a driver of that name; errors name the field, and replacements for
+// unsupported parameters.
 func DecodeParameters(driver string, raw []byte) (*Config, error) {
 	var meta metav1.TypeMeta
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
@@ -40,7 +40,7 @@ func DecodeParameters(driver string, raw []byte) (*Config, error) {
 	return decode(raw, meta)
 }
 
-// instead says what to use in place of kinds that cannot be honoured.
+// instead names replacements for unsupported kinds.
 var instead = map[string]string{
 	"VfioDeviceConfig": "Cleave does not pass GPUs through to virtual machines: leave the nodes that do to another driver",
 	"VgpuConfig":       "Cleave has no vGPUs: use a MIG partition, or a device of type timeslice or mps",
@@ -49,7 +49,7 @@ var instead = map[string]string{
 	"ComputeDomainDaemonConfig": "it is for claims that the driver compute-domain.nvidia.com makes for itself: name that driver in the claim",
 }
 
-// decode reads parameters of the group that their meta data names.
+// decode decodes parameters of the group in their type metadata.
 func decode(raw []byte, meta metav1.TypeMeta) (*Config, error) {
 	if why, ok := instead[meta.Kind]; ok {
 		return nil, fmt.Errorf("parameters: kind %s cannot be honoured: %s", meta.Kind, why)
@@ -97,7 +97,7 @@ func (c *Config) validate() field.ErrorList {
 	return errs
 }
 
-// validatePartition refuses what a partition cannot have.
+// validatePartition rejects settings that a partition cannot have.
 func (c *Config) validatePartition(path *field.Path) field.ErrorList {
 	if c.UsesMPS() && c.Sharing.MPS != nil {
 		at := path.Child("mpsConfig", "defaultPerDevicePinnedMemoryLimit")
@@ -116,7 +116,7 @@ func (c *Config) validatePartition(path *field.Path) field.ErrorList {
 	return nil
 }
 
-// deviceKey is how a device is named in a map: by number or by UUID of a whole GPU.
+// deviceKey is the syntax of device keys: the number, or the UUID of a whole GPU.
 var deviceKey = regexp.MustCompile(`^(0|[1-9][0-9]{0,3}|GPU-[0-9A-Za-z-]{1,60})$`)
 
 func (m *MPS) validate(path *field.Path) field.ErrorList {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1beta1 holds what claims written for NVIDIA's own DRA driver give as opaque parameters: GpuConfig and
-// MigDeviceConfig of API group resource.nvidia.com. They are understood in NVIDIA-compatible mode, which is on where the
-// driver goes by the name of that one. Names of fields and kinds are NVIDIA's; what they mean here is documented in
-// docs/nvidia-compatible.md.
+// Package v1beta1 contains the opaque parameters of claims written for NVIDIA's own DRA driver: GpuConfig and MigDeviceConfig of
+// API group resource.nvidia.com. They are supported in NVIDIA-compatible mode, which is on if the driver has the name of NVIDIA's.
+// Names of fields and kinds are NVIDIA's; docs/nvidia-compatible.md documents their meaning here.
 package v1beta1
 
 // DriverName is the name of NVIDIA's DRA driver for GPUs. A driver of that name is in compatible mode.
