@@ -71,8 +71,9 @@ func run(args []string, stdin io.Reader, root string, limit limiter) error {
 	return nil
 }
 
-// noController is the reason why the driver cannot limit a cgroup on a kernel that limits the memory of devices: runc enables every
-// controller for its containers (opencontainers/cgroups, fs2/create.go), other runtimes only those that they know. Nil if it is not.
+// noController is the error if a missing controller keeps the driver from limiting a cgroup on a kernel that limits device memory:
+// runc enables every controller for its containers (opencontainers/cgroups, fs2/create.go), other runtimes only those that they
+// know.
 func noController(root, cgroup string) error {
 	has := func(file string) bool {
 		_, err := os.Stat(filepath.Join(root, file))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cleave-node is what runs on nodes: the kubelet's plugin and the MPS supervisor; and the webhook.
+// Command cleave-node contains the node components, the kubelet plugin and the MPS supervisor, and the webhook.
 package main
 
 import (

@@ -20,13 +20,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
 )
 
-// candidateResources is the name of kube-scheduler's plugin DynamicResources as it is here: where GPUPacking, whose PreFilter
-// comes first, has narrowed the search, its allocator is made of the candidates' devices instead of the cluster's. It takes
-// that plugin's place in a profile and its arguments, DynamicResourcesArgs. The name must differ: kube-scheduler refuses a
-// plugin with a name of its own.
+// candidateResources is the name of this variant of kube-scheduler's plugin DynamicResources: if GPUPacking, whose PreFilter runs
+// first, has narrowed the search, its allocator uses only the candidates' devices instead of the cluster's. It replaces that plugin
+// in a profile, with the same arguments, DynamicResourcesArgs. The name must differ: kube-scheduler rejects a plugin with the name
+// of one of its own.
 const candidateResources = "CandidateDynamicResources"
 
-// candidatePlugin is DynamicResources but for its name and for what its PreFilter sees.
+// candidatePlugin is DynamicResources with another name and a PreFilter that may see fewer devices.
 type candidatePlugin struct {
 	*dynamicresources.DynamicResources
 	slices *gpupacking.CandidateSlices
@@ -40,7 +40,7 @@ type candidateHandle struct {
 
 func (h candidateHandle) SharedDRAManager() framework.SharedDRAManager { return h.slices }
 
-// newCandidatePlugin makes the plugin of a profile.
+// newCandidatePlugin creates the plugin of a profile.
 func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
 	args, err := dynamicResourcesArgs(arguments)
 	if err != nil {
@@ -73,8 +73,8 @@ func dynamicResourcesArgs(arguments runtime.Object) (*config.DynamicResourcesArg
 // Name is that of the plugin.
 func (p *candidatePlugin) Name() string { return candidateResources }
 
-// PostFilter is that of DynamicResources. It has nothing to take back where another plugin's PreFilter ended the attempt before
-// its own, and would fail.
+// PostFilter is that of DynamicResources. If another plugin's PreFilter ended the attempt before its own, it has nothing to undo,
+// and would fail.
 func (p *candidatePlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	if _, err := state.Read(dynamicresources.Name); err != nil {
@@ -88,7 +88,7 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 	nodes []framework.NodeInfo) (result *framework.PreFilterResult, status *framework.Status) {
 	candidates := gpupacking.Candidates(state)
 	if node := pod.Status.NominatedNodeName; candidates != nil && node != "" {
-		candidates.Insert(node) // it is tried first, whatever PreFilter says
+		candidates.Insert(node) // it is tried first, regardless of PreFilter
 	}
 	if candidates != nil {
 		klog.FromContext(ctx).V(4).Info("Limited the allocator to the devices of candidates", "pod", klog.KObj(pod), "nodes", len(candidates))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// cleave-scheduler is kube-scheduler with the plugin GPUPacking (pkg/scheduler/gpupacking), and with CandidateDynamicResources, which
-// takes the place of DynamicResources beside it. Both are off unless a profile of its configuration turns them on.
+// cleave-scheduler is kube-scheduler with the plugin GPUPacking (pkg/scheduler/gpupacking), and with CandidateDynamicResources,
+// which then replaces DynamicResources. Both are off unless a profile of its configuration enables them.
 //
-// It is a module of its own, because it is built of k8s.io/kubernetes, which cleave is free of.
+// It is a separate module, because it depends on k8s.io/kubernetes, which cleave avoids.
 package main
 
 import (

@@ -153,7 +153,7 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 	return err
 }
 
-// troubleGPU does what is about one GPU as a whole.
+// troubleGPU applies faults of a whole GPU.
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
 	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {

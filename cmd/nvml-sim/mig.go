@@ -161,7 +161,7 @@ func instances(d *sim.Device) []*sim.GPUInstance {
 	return all
 }
 
-// destroy destroys a GPU instance and what is in it.
+// destroy destroys a GPU instance and its contents.
 func destroy(d *sim.Device, gi *sim.GPUInstance) error {
 	info, err := gi.Info()
 	if err != nil {

@@ -35,7 +35,7 @@ const (
 	mpsStartedEnv  = "NVML_SIM_MPS_STARTED" // set: file 3 wants to hear of it
 )
 
-// asMPS acts as one of the programs of MPS if that is what this one is called, which ok reports.
+// asMPS acts as one of the MPS programs if this program has its name, which ok reports.
 func asMPS(name string, args []string) (code int, ok bool) {
 	if name != mpsControlName && name != mps.ServerName {
 		return 0, false
@@ -85,7 +85,7 @@ func openMPSNode(ctx context.Context, before func()) (*sim.Node, error) {
 	return n, err
 }
 
-// openHere opens a node, or what a container sees of one.
+// openHere opens a node, or a container's view of one.
 func openHere(root string, opts ...sim.Option) (*sim.Node, []sim.VisiblePartition, error) {
 	n, err := sim.Open(root, opts...)
 	if errors.Is(err, fs.ErrNotExist) { // in a container
@@ -181,7 +181,7 @@ func startMPSDaemon(multiUser bool) (err error) {
 	}
 }
 
-// startedWell is what a daemon's process says when it has started.
+// startedWell is the message of a daemon's process when it has started.
 const startedWell = "started"
 
 // sayStarted returns how to say, once, whether the daemon has started.

@@ -25,7 +25,7 @@ const modprobeUsage = `nvidia-modprobe of a simulated node. It knows:
   nvidia-modprobe -m               make /dev/nvidia-modeset
   nvidia-modprobe [-f FILE]...     make the node in /dev/nvidia-caps of a file below /proc/driver/nvidia/capabilities`
 
-// runModprobe does what nvidia-modprobe does, as far as it is known here.
+// runModprobe simulates nvidia-modprobe, as far as it is known here.
 func runModprobe(args []string) error {
 	var uvm bool
 	var minors []int

@@ -40,7 +40,7 @@ func open(root string) (*sim.Node, error) {
 	return sim.Open(root)
 }
 
-// showTable writes what people read.
+// showTable writes a table for people.
 func showTable(out io.Writer, st *sim.Status) error {
 	driver := "driver " + st.DriverVersion
 	if st.Unloaded {
@@ -65,7 +65,7 @@ func showTable(out io.Writer, st *sim.Status) error {
 	return nil
 }
 
-// showModes writes what is set on GPUs and partitions and is not the default: modes, time slices, memory limits.
+// showModes writes non-default settings of GPUs and partitions: modes, time slices, memory limits.
 func showModes(out io.Writer, st *sim.Status) {
 	for _, g := range st.GPUs {
 		if g.LinksDown {

@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// stdout is where commands write what they were asked for.
+// stdout is where commands write their output.
 var stdout io.Writer = os.Stdout
 
 const smiUsage = `nvidia-smi of a simulated node. It knows:
@@ -38,8 +38,8 @@ const smiUsage = `nvidia-smi of a simulated node. It knows:
   nvidia-smi compute-policy [-i ID] -l                  list the time slices
 ID is an index, a UUID or a PCI address.`
 
-// runSMI does what nvidia-smi does, as far as it is known here. Its exit codes are NVML's return codes (nvidia-smi's
-// manual, "RETURN VALUE").
+// runSMI simulates nvidia-smi, as far as it is known here. Its exit codes are NVML's return codes (nvidia-smi's manual, "RETURN
+// VALUE").
 func runSMI(args []string) error {
 	return smiError(smiRun(args))
 }

@@ -19,7 +19,7 @@ type smiNode struct {
 	attribute  string // id
 }
 
-// details is nvidia-smi -q, as text or XML, with a part of what the real one says.
+// details is nvidia-smi -q, as text or XML, with part of the real output.
 func (s *smi) details(devices []*sim.Device, asXML bool) error {
 	driver, cuda, err := s.versions()
 	if err != nil {

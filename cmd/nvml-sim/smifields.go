@@ -151,7 +151,7 @@ func enabled(on bool, err error) (string, error) {
 	return "Disabled", err
 }
 
-// value reads a field; what a board does not have is N/A.
+// value reads a field; N/A if the board does not have it.
 func (f *smiField) value(s *smi, d *sim.Device) (value string, missing bool, err error) {
 	value, err = f.read(s, d)
 	if errors.Is(err, gpu.ErrNotSupported) {
@@ -268,7 +268,7 @@ func (s *smi) queryApps(devices []*sim.Device, names, format string) error {
 	return nil
 }
 
-// appValue is what a column says of a process.
+// appValue is a process's value in a column.
 func appValue(d *sim.Device, c *sim.Client, column string, units bool) (string, error) {
 	switch column {
 	case "pid":

@@ -9,7 +9,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// topologyWords are how nvidia-smi words what lies between two GPUs that no NVLink joins.
+// topologyWords are nvidia-smi's terms for connections between two GPUs without NVLink.
 var topologyWords = map[int]string{
 	sim.TopologyInternal: "X", sim.TopologySingle: "PIX", sim.TopologyMultiple: "PXB", sim.TopologyHostBridge: "PHB",
 	sim.TopologyNode: "NODE", sim.TopologySystem: "SYS",
@@ -52,7 +52,7 @@ func (s *smi) topo(args []string) error {
 	return nil
 }
 
-// joined words what is between two GPUs.
+// joined is the term for the connection between two GPUs.
 func joined(d, other *sim.Device) (string, error) {
 	if d == other {
 		return " X ", nil

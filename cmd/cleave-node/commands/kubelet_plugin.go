@@ -53,8 +53,8 @@ func newKubeletPlugin() *cobra.Command {
 			if !plugin.IsRestart(err) {
 				return err
 			}
-			signal.Reset(os.Interrupt, syscall.SIGTERM) // from here on they end the program
-			if cmd.Context().Err() != nil {             // it was told to end before, which the next program would not know
+			signal.Reset(os.Interrupt, syscall.SIGTERM) // from here on signals kill the program
+			if cmd.Context().Err() != nil {             // it was already told to end, which the next program would not know
 				return nil //nolint:nilerr // see above
 			}
 			return reexec(cmd.Context(), err)

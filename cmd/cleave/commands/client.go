@@ -30,7 +30,7 @@ type clientFlags struct {
 	kubeconfig, context, namespace string
 }
 
-// add adds the flags; for says which use of the command they are for.
+// add adds the flags; use is the use of the command that they are for.
 func (f *clientFlags) add(flags *pflag.FlagSet, use string) {
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
 		"kubeconfig file"+use+"; empty for $KUBECONFIG, ~/.kube/config, or the pod's service account")
@@ -70,7 +70,7 @@ func (f *clientFlags) client() (client kubernetes.Interface, namespace string, e
 	return client, namespace, nil
 }
 
-// each lists objects page by page: do may keep what it is given.
+// each lists objects page by page: do may keep its argument.
 func each[T any](ctx context.Context, what string, list pager.ListPageFunc, do func(*T)) error {
 	pages := pager.New(list)
 	pages.PageSize, pages.PageBufferSize = pageSize, 0

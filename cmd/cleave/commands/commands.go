@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
-// New is the command line of the program, by the name that it was started as.
+// New returns the command line of the program, by the name under which it was started.
 func New(program string) *cobra.Command {
 	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
 		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, checks manifests and policies, and\n"+

@@ -151,7 +151,7 @@ func (f *explainFlags) explain(ctx context.Context, a *asker, w io.Writer) error
 	return nil
 }
 
-// asker reads what a question needs.
+// asker reads the objects for a question.
 type asker struct {
 	client            kubernetes.Interface
 	namespace, driver string
@@ -212,7 +212,7 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 	return all, nil
 }
 
-// read lists what claims are allocated from. DeviceTaintRules are optional: older releases have none.
+// read lists the objects that the allocator uses. DeviceTaintRules are optional: older releases have none.
 func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, err error) {
 	o.Driver = a.driver
 	api := a.client.ResourceV1()
@@ -250,7 +250,7 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 	return o, notes, err
 }
 
-// notCounted says what the cluster does not count, and so no node offers.
+// notCounted lists what the cluster does not count, and nodes therefore do not offer.
 func notCounted(ctx context.Context, client kubernetes.Interface, driver string) (notes []string) {
 	counted, err := kube.AskCounted(ctx, client, driver)
 	if err != nil {
@@ -264,7 +264,7 @@ func notCounted(ctx context.Context, client kubernetes.Interface, driver string)
 	return notes
 }
 
-// questions are what was asked.
+// questions are the user's questions.
 func (a *asker) questions(ctx context.Context, o explain.Objects) (all []*explain.Question, err error) {
 	for _, object := range a.objects {
 		switch object := object.(type) {

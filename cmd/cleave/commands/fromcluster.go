@@ -90,7 +90,7 @@ func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) 
 	return fleet, nil
 }
 
-// nodeStates says which nodes take pods; nil if they cannot be read.
+// nodeStates reports which nodes accept pods; nil if they cannot be read.
 func nodeStates(ctx context.Context, client kubernetes.Interface) (map[string]string, error) {
 	states := map[string]string{}
 	err := each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -131,7 +131,7 @@ func isAllocated(c *resourceapi.ResourceClaim, driver string) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })
 }
 
-// withHints adds what the cluster has to a NoSlicesError.
+// withHints adds hints about the cluster's slices to a NoSlicesError.
 func withHints(ctx context.Context, client kubernetes.Interface, node, driver string, err error) error {
 	none := (*inspect.NoSlicesError)(nil)
 	if !errors.As(err, &none) {

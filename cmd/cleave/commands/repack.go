@@ -61,7 +61,7 @@ func repackAdvice(ctx context.Context, client kubernetes.Interface, driver strin
 	return advice, nil
 }
 
-// repackObjects lists what advice depends on, but for slices and pods. What only some pods depend on is optional.
+// repackObjects lists the objects for the advice, except slices and pods. Objects that only some pods depend on are optional.
 func repackObjects(ctx context.Context, client kubernetes.Interface, driver string) (o repack.Objects, problems []string, err error) {
 	o.Driver = driver
 	err = errors.Join(

@@ -99,7 +99,7 @@ func (f *simulateFlags) check() error {
 	return errors.Join(append(errs, f.Validate())...)
 }
 
-// maxWorkload bounds what is read of a file; the decoder has the limit of a workload.
+// maxWorkload bounds the part of a file that is read; the decoder limits the workload.
 const maxWorkload = 2 << 20
 
 func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// An object is what a call is about: it is found in the node when the call begins.
+// An object is the subject of a call: it is looked up in the node when the call starts.
 type object[O any] func(*sim.Node) (O, error)
 
 // on runs a call on an object.
@@ -49,7 +49,7 @@ func onPair[O any](first, second object[O], call func(a, b O) error) C.nvmlRetur
 // node is the object of calls that name none.
 func node(n *sim.Node) (*sim.Node, error) { return n, nil }
 
-// answer stores what a call on an object returns.
+// answer stores the result of a call on an object.
 func answer[O, G, T any](find object[O], get func(O) (G, error), to *T, convert func(G) T) C.nvmlReturn_t {
 	return on(find, func(o O) error {
 		v, err := get(o)

@@ -194,7 +194,7 @@ func nvmlDeviceGetFieldValues(h C.nvmlDevice_t, count C.int, values *C.nvmlField
 			f.nvmlReturn = returnCode(err)
 			f.valueType = C.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 			if f.fieldId == C.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE || f.fieldId == C.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION {
-				// Captured with driver 580.159.04 on H100 and H200. Nothing says what the rest of the value is then.
+				// Captured with driver 580.159.04 on H100 and H200. The rest of the value is then undocumented.
 				f.valueType = C.NVML_VALUE_TYPE_UNSIGNED_INT
 				v |= 0xdead << 32
 			}

@@ -17,9 +17,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// Handles are addresses in a range that is reserved and never touched: what they stand for is in the address itself.
-// So they need no table, stay the same for as long as the process lives, and a handle of an instance that is gone
-// does not reach a later one, for it holds the instance's serial number.
+// Handles are addresses in a range that is reserved and never touched: the address itself encodes the object. So they need no
+// table, stay the same for as long as the process lives, and a handle of an instance that is gone does not reach a later one, for
+// it holds the instance's serial number.
 const (
 	serialBits  = 12
 	computeBits = 3
@@ -50,7 +50,7 @@ func makeHandle(kind, index, gi, ci int, serial uint64) unsafe.Pointer {
 	return unsafe.Add(handleBase, off)
 }
 
-// parts is what a handle says.
+// parts is the decoded handle.
 type parts struct {
 	kind, index, gi, ci int
 	serial              uint64
@@ -95,7 +95,7 @@ func computeInstanceHandle(c *sim.ComputeInstance) C.nvmlComputeInstance_t {
 	return C.nvmlComputeInstance_t{handle: (*C.struct_nvmlComputeInstance_st)(p)}
 }
 
-// find returns what a handle stands for.
+// find returns the object of a handle.
 func find(n *sim.Node, handle unsafe.Pointer) (any, error) {
 	p, err := parseHandle(handle)
 	if err != nil {
@@ -131,14 +131,14 @@ func as[O any](handle unsafe.Pointer) object[O] {
 	}
 }
 
-// target is what GPUs and partitions have in common.
+// target is the common interface of GPUs and partitions.
 type target interface {
 	Index() (int, error)
 	UUID() (string, error)
 	Name() (string, error)
 }
 
-// memory is what the memory of a GPU has in common with a partition.
+// memory is the common interface of a GPU's and a partition's memory.
 type memory interface {
 	BAR1Total() (uint64, error)
 	MemoryV1() (sim.Memory, error)

@@ -61,7 +61,7 @@ func nvmlDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.nvmlGpuP2PCaps
 	})
 }
 
-// fabricInfo stores what a GPU reports of its NVLink domain in the fields that all versions of the struct have.
+// fabricInfo stores a GPU's NVLink domain in the fields that all versions of the struct have.
 func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *C.nvmlGpuFabricState_t, status *C.nvmlReturn_t,
 	health *C.uint) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {

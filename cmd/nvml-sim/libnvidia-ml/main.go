@@ -103,7 +103,7 @@ func nvmlInit_v2() C.nvmlReturn_t {
 			}
 			n = opened
 			current.Store(n)
-			debug.FreeOSMemory() // what reading left behind
+			debug.FreeOSMemory() // garbage from reading
 		}
 		return n.Init()
 	})
@@ -115,7 +115,7 @@ func nvmlInit() C.nvmlReturn_t { return nvmlInit_v2() }
 //export nvmlInitWithFlags
 func nvmlInitWithFlags(flags C.uint) C.nvmlReturn_t { return nvmlInit_v2() }
 
-// options are what the environment says: NVML_SIM_TRACE names a file to which every call is added.
+// options are those from the environment: NVML_SIM_TRACE names a file to which every call is appended.
 func options() []sim.Option {
 	path := os.Getenv("NVML_SIM_TRACE")
 	if path == "" {
