@@ -159,18 +159,18 @@ func unreached(rules []Rule) field.ErrorList {
 		path := field.NewPath("rules").Index(i).Child("match")
 		if rules[i].Match.everything() {
 			if i < len(rules)-1 {
-				errs = append(errs, field.Required(path, "without it the rule takes every GPU, and those after it none: put it last"))
+				errs = append(errs, field.Required(path, "without it the rule matches every GPU, and the rules after it never apply: put it last"))
 			}
 			return errs
 		}
 		s := rules[i].Match.selection()
 		if takers := s.takenBy(before); len(takers) > 0 {
-			take := "takes"
+			take := "matches"
 			if len(takers) > 1 {
-				take = "together take"
+				take = "together match"
 			}
 			errs = append(errs, field.Forbidden(path,
-				fmt.Sprintf("the rule never holds: %s %s all of these GPUs", strings.Join(takers, " and "), take)))
+				fmt.Sprintf("the rule never applies: %s %s all of these GPUs", strings.Join(takers, " and "), take)))
 		}
 		before = append(before, s)
 	}

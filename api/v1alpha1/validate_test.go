@@ -184,31 +184,31 @@ func TestValidate_Name(t *testing.T) {
 }
 
 func TestValidate_UnreachableRule(t *testing.T) {
-	const all = "the rule never holds: "
+	const all = "the rule never applies: "
 	tests := map[string]struct {
 		rules []string // their matches
 		want  []string
 	}{
 		"apart":                    {[]string{"indexes: [0]", "indexes: [1]"}, nil},
 		"narrow before wide":       {[]string{"indexes: [0]", "indexes: [0, 1]"}, nil},
-		"wide before narrow":       {[]string{"indexes: [0, 1]", "indexes: [1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
-		"the same":                 {[]string{"uuids: [GPU-1, GPU-2]", "uuids: [GPU-2, GPU-1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
+		"wide before narrow":       {[]string{"indexes: [0, 1]", "indexes: [1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
+		"the same":                 {[]string{"uuids: [GPU-1, GPU-2]", "uuids: [GPU-2, GPU-1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
 		"another field":            {[]string{"indexes: [0]", "uuids: [GPU-1]"}, nil},
-		"a field more":             {[]string{"indexes: [0]", "indexes: [0], uuids: [GPU-1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
+		"a field more":             {[]string{"indexes: [0]", "indexes: [0], uuids: [GPU-1]"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
 		"a field less":             {[]string{"indexes: [0], uuids: [GPU-1]", "indexes: [0]"}, nil},
-		"two before it":            {[]string{"indexes: [0]", "indexes: [1, 2]", "indexes: [1, 0]"}, []string{"rules[2].match: Forbidden: " + all + "rules[1] and rules[0] together take all of these GPUs"}},
+		"two before it":            {[]string{"indexes: [0]", "indexes: [1, 2]", "indexes: [1, 0]"}, []string{"rules[2].match: Forbidden: " + all + "rules[1] and rules[0] together match all of these GPUs"}},
 		"two before it, and more":  {[]string{"indexes: [0]", "indexes: [1, 2]", "indexes: [1, 0, 3]"}, nil},
-		"two before it, of a kind": {[]string{"indexes: [0], uuids: [GPU-1]", "indexes: [1]", "indexes: [0, 1], uuids: [GPU-1]"}, []string{"rules[2].match: Forbidden: " + all + "rules[0] and rules[1] together take all of these GPUs"}},
-		"the first two are enough": {[]string{"indexes: [0]", "indexes: [1]", "indexes: [0]", "indexes: [1]"}, []string{"rules[2].match: Forbidden: " + all + "rules[0] takes all of these GPUs", "rules[3].match: Forbidden: " + all + "rules[1] takes all of these GPUs"}},
-		"addresses of NVML":        {[]string{"pciAddresses: ['0000:CA:00.0']", "pciAddresses: ['00000000:ca:00.0']"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
+		"two before it, of a kind": {[]string{"indexes: [0], uuids: [GPU-1]", "indexes: [1]", "indexes: [0, 1], uuids: [GPU-1]"}, []string{"rules[2].match: Forbidden: " + all + "rules[0] and rules[1] together match all of these GPUs"}},
+		"the first two are enough": {[]string{"indexes: [0]", "indexes: [1]", "indexes: [0]", "indexes: [1]"}, []string{"rules[2].match: Forbidden: " + all + "rules[0] matches all of these GPUs", "rules[3].match: Forbidden: " + all + "rules[1] matches all of these GPUs"}},
+		"addresses of NVML":        {[]string{"pciAddresses: ['0000:CA:00.0']", "pciAddresses: ['00000000:ca:00.0']"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
 		"addresses of domains":     {[]string{"pciAddresses: ['00010000:CA:00.0']", "pciAddresses: ['0000:ca:00.0']"}, nil},
-		"device IDs":               {[]string{"deviceIDs: ['0x233010DE']", "deviceIDs: ['0x233010de']"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
-		"memory within":            {[]string{"memory: {min: 40Gi}", "memory: {min: 40960Mi, max: 80Gi}"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
+		"device IDs":               {[]string{"deviceIDs: ['0x233010DE']", "deviceIDs: ['0x233010de']"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
+		"memory within":            {[]string{"memory: {min: 40Gi}", "memory: {min: 40960Mi, max: 80Gi}"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
 		"memory beyond":            {[]string{"memory: {min: 40Gi, max: 80Gi}", "memory: {min: 40Gi}"}, nil},
 		"memory below":             {[]string{"memory: {min: 40Gi}", "memory: {max: 40Gi}"}, nil},
 		"memory of what is listed": {[]string{"memory: {min: 40Gi}", "indexes: [0]"}, nil},
-		"memory and a list":        {[]string{"indexes: [0, 1], memory: {min: 40Gi}", "indexes: [1], memory: {min: 70Gi}"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] takes all of these GPUs"}},
-		"everything, not last":     {[]string{"indexes: [0]", "uuids: []", "indexes: [1]"}, []string{"rules[1].match: Required value: without it the rule takes every GPU, and those after it none: put it last"}},
+		"memory and a list":        {[]string{"indexes: [0, 1], memory: {min: 40Gi}", "indexes: [1], memory: {min: 70Gi}"}, []string{"rules[1].match: Forbidden: " + all + "rules[0] matches all of these GPUs"}},
+		"everything, not last":     {[]string{"indexes: [0]", "uuids: []", "indexes: [1]"}, []string{"rules[1].match: Required value: without it the rule matches every GPU, and the rules after it never apply: put it last"}},
 		"everything, last":         {[]string{"indexes: [0]", "uuids: []"}, nil},
 		"products as they are":     {[]string{"productNames: [A30]", "productNames: [a30]"}, nil},
 	}

@@ -66,7 +66,7 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 // clearRoot makes sure that the root is empty: it removes an earlier node if allowed, but no other files.
 func clearRoot(root string, force bool) error {
 	if filepath.Dir(root) == root {
-		return fmt.Errorf("create simulated node under %s: that is no directory to put a node into", root)
+		return fmt.Errorf("create simulated node under %s: that directory cannot contain a node", root)
 	}
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {

@@ -86,7 +86,7 @@ func (h *Hold) Check() error {
 			return err
 		}
 		if !slices.ContainsFunc(st.Clients, func(c Client) bool { return c.PID == os.Getpid() }) {
-			return fmt.Errorf("GPU %d knows process %d no more", i, os.Getpid())
+			return fmt.Errorf("GPU %d no longer knows process %d", i, os.Getpid())
 		}
 	}
 	return nil

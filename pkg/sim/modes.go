@@ -142,7 +142,7 @@ func (d Modes) TimeSlice() (int, error) {
 // SetTimeSlice simulates "nvidia-smi compute-policy --set-timeslice". No NVML function does this.
 func (d Modes) SetTimeSlice(slice int) error {
 	if slice < 0 || slice > 3 {
-		return fmt.Errorf("set time slice of %s: %d is none of 0 (default), 1 (short), 2 (medium), 3 (long)", d, slice)
+		return fmt.Errorf("set time slice of %s: %d is not one of 0 (default), 1 (short), 2 (medium), 3 (long)", d, slice)
 	}
 	return d.node.gpus[d.index].update(func(st *gpuState) error {
 		st.TimeSlice = slice

@@ -45,7 +45,7 @@ func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error)
 	})
 	s.Links = linkSpec{Kind: "none"} // groups name GPUs by indexes of the node
 	if err := s.validate(); err != nil {
-		return nil, nil, fmt.Errorf("open what is visible of a simulated node: %w", err)
+		return nil, nil, fmt.Errorf("open the visible part of a simulated node: %w", err)
 	}
 	o := newOptions(opts)
 	n := newNode("", s, o)

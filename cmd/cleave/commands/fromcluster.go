@@ -97,7 +97,7 @@ func nodeStates(ctx context.Context, client kubernetes.Interface) (map[string]st
 		return client.CoreV1().Nodes().List(ctx, opts)
 	}, func(n *corev1.Node) { states[n.Name] = inspect.NodeState(n) })
 	if err != nil {
-		return nil, fmt.Errorf("what is free counts nodes that take no pods: %w", err)
+		return nil, fmt.Errorf("free capacity includes nodes that accept no pods: %w", err)
 	}
 	return states, nil
 }

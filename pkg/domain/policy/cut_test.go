@@ -114,7 +114,7 @@ func TestApply_GPUTooSmall(t *testing.T) {
 	got := offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{
 		TimeSlice: &v1alpha1.TimeSlicePolicy{Memory: small}, MPS: &v1alpha1.MPSPolicy{Memory: small},
 	}}}, node(), Capabilities{}))[0]
-	const why = "the policy's smallest share of memory is more than the 81920 MiB that the GPU has"
+	const why = "the policy's minimum share of memory exceeds the 81920 MiB of the GPU"
 	if got.TimeSlice != nil || got.MPS != nil || got.NoTimeSlice != why || got.NoMPS != why {
 		t.Errorf("got %+v, want no shares because %q", got, why)
 	}

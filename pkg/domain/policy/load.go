@@ -241,7 +241,7 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 			err = v1alpha1.CheckPolicyName(name)
 		}
 		if err == nil && (s.policies[name] != nil || s.broken[name] != nil) {
-			err = fmt.Errorf("metadata.name: %s has a policy of this name, too: name each its own", s.from[name])
+			err = fmt.Errorf("metadata.name: %s also has a policy of this name: names must be unique", s.from[name])
 		}
 		if s.from[name] == "" {
 			s.from[name] = f.path

@@ -215,8 +215,8 @@ func TestLoad_Errors(t *testing.T) {
 		"many":                      {"many.yaml", []string{"many.yaml: there are more than 256 documents"}},
 		"two problems":              {"bad.yaml", []string{`bad.yaml: policy "default": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`, `bad.yaml: policy "default": rules[1].timeSlice.shares: Invalid value: 0: must be 1 to 1000`}},
 		"a problem of a name":       {"named.yaml", []string{`named.yaml: policy "training": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`}},
-		"a name twice":              {"twice.yaml", []string{`twice.yaml: policy "a": metadata.name: twice.yaml has a policy of this name, too: name each its own`}},
-		"no name twice":             {"unnamed.yaml", []string{`unnamed.yaml: policy "default": metadata.name: unnamed.yaml has a policy of this name, too: name each its own`}},
+		"a name twice":              {"twice.yaml", []string{`twice.yaml: policy "a": metadata.name: twice.yaml also has a policy of this name: names must be unique`}},
+		"no name twice":             {"unnamed.yaml", []string{`unnamed.yaml: policy "default": metadata.name: unnamed.yaml also has a policy of this name: names must be unique`}},
 		"the second is wrong":       {"second.yaml", []string{`second.yaml: policy "default": document at line 5: unknown field "rules[0].banana"`}},
 		"the second is no YAML":     {"syntax.yaml", []string{`syntax.yaml: policy "default": document at line 5: read YAML: yaml: line 6: did not find expected node content`}},
 		"the built-in one":          {"reserved.yaml", []string{`reserved.yaml: policy "default": metadata.name: Invalid value: "built-in": is the name of the policy of nodes that none is given: choose another`}},
@@ -225,7 +225,7 @@ func TestLoad_Errors(t *testing.T) {
 		"another kind, inline":      {"inline.yaml", []string{`inline.yaml: policy "default": document at line 5: unknown apiVersion "v1" of kind "Pod": want gpu.cleave.dev/v1alpha1`}},
 		"no policy in a directory":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml, .json, but there are policy, x.yamll"}},
 		"nothing in a directory":    {"nothing", []string{"read the node policies of nothing: there is no file"}},
-		"wrong ones in a directory": {"dir", []string{`dir/b.yaml: policy "x": metadata.name: dir/a.yaml has a policy of this name, too: name each its own`, `dir/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
+		"wrong ones in a directory": {"dir", []string{`dir/b.yaml: policy "x": metadata.name: dir/a.yaml also has a policy of this name: names must be unique`, `dir/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

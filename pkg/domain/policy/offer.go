@@ -178,7 +178,7 @@ func (o *Offer) Sharing(s gpu.Shape) *Sharing {
 	}
 }
 
-// IsWithdrawn reports whether the policy has the shape no more, while it or something like it is still allocated.
+// IsWithdrawn reports whether the policy no longer has the shape, while it or something like it is still allocated.
 func (o *Offer) IsWithdrawn(s gpu.Shape) bool {
 	switch {
 	case s.IsPartition() && s.IsShare():

@@ -218,7 +218,7 @@ func TestApply_AllocatedNoLongerOffered(t *testing.T) {
 	large := policyOf(t, "{timeSlice: {memory: {minimum: 100Gi}}, mps: {memory: {minimum: 100Gi}}}")
 	away := errors.New("no supervisor answers")
 	allocated := func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
-	const why = "the policy's smallest share of memory is more than the 81920 MiB that the GPU has"
+	const why = "the policy's minimum share of memory exceeds the 81920 MiB of the GPU"
 	for name, tt := range map[string]struct {
 		p              *v1alpha1.NodePolicy
 		mps            error
@@ -248,7 +248,7 @@ func TestApply_SharingDefaults(t *testing.T) {
 		t.Errorf("time slices and MPS (-want +got):\n%s", diff)
 	}
 	o = offers(Apply(policyOf(t, "{timeSlice: {memory: {default: 81Gi}}, mps: {memory: {default: 80Gi}}}"), node(), Capabilities{}))[0]
-	if o.TimeSlice != nil || o.NoTimeSlice != "the policy's default share of memory, 81Gi, is more than the 81920 MiB that the GPU has" || o.MPS == nil || o.MPS.Memory.Default != 80*gib {
+	if o.TimeSlice != nil || o.NoTimeSlice != "the policy's default share of memory, 81Gi, exceeds the 81920 MiB of the GPU" || o.MPS == nil || o.MPS.Memory.Default != 80*gib {
 		t.Errorf("a default of everything, and of more: got %+v", o)
 	}
 }

@@ -113,12 +113,12 @@ func checkShares(r *v1alpha1.Rule, g *gpu.GPU) []error {
 		}
 		if s.MPS != nil {
 			if _, why := memory(s.MPS.Memory, target{g, p}, or(s.MPS.Shares, v1alpha1.DefaultMPSShares)); why != "" {
-				errs = append(errs, fmt.Errorf("%s.mps.memory: %s %s: lower it", at, p.Name, why))
+				errs = append(errs, fmt.Errorf("%s.mps.memory: %s: %s: lower it", at, p.Name, why))
 			}
 		}
 		if s.TimeSlice != nil {
 			if _, why := memory(s.TimeSlice.Memory, target{g, p}, or(s.TimeSlice.Shares, v1alpha1.DefaultTimeSliceShares)); why != "" {
-				errs = append(errs, fmt.Errorf("%s.timeSlice.memory: %s %s: lower it", at, p.Name, why))
+				errs = append(errs, fmt.Errorf("%s.timeSlice.memory: %s: %s: lower it", at, p.Name, why))
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func checkCores(p *v1alpha1.MPSPolicy, profile *gpu.Profile) error {
 		return nil
 	}
 	if p.Shares != nil && int(*p.Shares) > profile.Multiprocessors {
-		return fmt.Errorf("shares: %d shares of partitions %s are less than a multiprocessor each, of which they have %d: use %d at most",
+		return fmt.Errorf("shares: with %d shares, a share of a %s partition is less than one of its %d multiprocessors: use %d at most",
 			*p.Shares, profile.Name, profile.Multiprocessors, profile.Multiprocessors)
 	}
 	if p.Cores == nil {
@@ -142,7 +142,7 @@ func checkCores(p *v1alpha1.MPSPolicy, profile *gpu.Profile) error {
 		value *int32
 	}{{"minimum", p.Cores.Minimum}, {"default", p.Cores.Default}} {
 		if least := profile.LeastCores(); c.value != nil && int64(*c.value) < least {
-			return fmt.Errorf("cores.%s: %d percent of partitions %s are less than one of their %d multiprocessors: use %d or more",
+			return fmt.Errorf("cores.%s: %d percent of a %s partition is less than one of its %d multiprocessors: use %d or more",
 				c.name, *c.value, profile.Name, profile.Multiprocessors, least)
 		}
 	}

@@ -137,11 +137,11 @@ func TestCheck_PartitionShares(t *testing.T) {
 		"no such profile":          {"hgx-h100", "{mig: {share: [{profile: 3g.20gb, mps: {}}]}}", []string{"rules[0].mig.share[0].profile: NVIDIA H100 80GB HBM3 has no profile 3g.20gb: it has 1g.10gb"}},
 		"of existing ones":         {"hgx-h100", "{mig: {mode: existing, share: [{profile: 3g.20gb, mps: {}}]}}", []string{"rules[0].mig.share[0].profile: NVIDIA H100 80GB HBM3 has no profile 3g.20gb"}},
 		"no partitions":            {"l40s", "{mig: {share: [{profile: 3g.20gb, mps: {}}]}}", []string{"rules[0].mig: NVIDIA L40S cannot be partitioned"}},
-		"shares":                   {"a30", "{mig: {share: [{profile: 1g.6gb, mps: {shares: 15}}]}}", []string{"rules[0].mig.share[0].mps.shares: 15 shares of partitions 1g.6gb are less than a multiprocessor each, of which they have 14: use 14 at most"}},
-		"least cores":              {"hgx-h100", "{mig: {share: [{profile: 3g.40gb, mps: {cores: {minimum: 1}}}]}}", []string{"rules[0].mig.share[0].mps.cores.minimum: 1 percent of partitions 3g.40gb are less than one of their 60 multiprocessors: use 2 or more"}},
-		"cores by default":         {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, mps: {cores: {default: 5}}}]}}", []string{"rules[0].mig.share[0].mps.cores.default: 5 percent of partitions 1g.10gb are less than one of their 16 multiprocessors: use 7 or more"}},
-		"least memory":             {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, mps: {memory: {minimum: 20Gi}}}]}}", []string{"rules[0].mig.share[0].mps.memory: 1g.10gb the policy's smallest share of memory is more than the 9984 MiB that the partition has"}},
-		"memory of time slices":    {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, timeSlice: {memory: {minimum: 1Gi, step: 1Gi, default: 20Gi}}}]}}", []string{"rules[0].mig.share[0].timeSlice.memory: 1g.10gb the policy's default share of memory, 20Gi, is more than the 9984 MiB"}},
+		"shares":                   {"a30", "{mig: {share: [{profile: 1g.6gb, mps: {shares: 15}}]}}", []string{"rules[0].mig.share[0].mps.shares: with 15 shares, a share of a 1g.6gb partition is less than one of its 14 multiprocessors: use 14 at most"}},
+		"least cores":              {"hgx-h100", "{mig: {share: [{profile: 3g.40gb, mps: {cores: {minimum: 1}}}]}}", []string{"rules[0].mig.share[0].mps.cores.minimum: 1 percent of a 3g.40gb partition is less than one of its 60 multiprocessors: use 2 or more"}},
+		"cores by default":         {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, mps: {cores: {default: 5}}}]}}", []string{"rules[0].mig.share[0].mps.cores.default: 5 percent of a 1g.10gb partition is less than one of its 16 multiprocessors: use 7 or more"}},
+		"least memory":             {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, mps: {memory: {minimum: 20Gi}}}]}}", []string{"rules[0].mig.share[0].mps.memory: 1g.10gb: the policy's minimum share of memory exceeds the 9984 MiB of the partition"}},
+		"memory of time slices":    {"hgx-h100", "{mig: {share: [{profile: 1g.10gb, timeSlice: {memory: {minimum: 1Gi, step: 1Gi, default: 20Gi}}}]}}", []string{"rules[0].mig.share[0].timeSlice.memory: 1g.10gb: the policy's default share of memory, 20Gi, exceeds the 9984 MiB"}},
 		"layout, checked as it is": {"hgx-h100", "{mig: {layout: {3g.40gb: 2}, share: [{profile: 3g.40gb, mps: {}}]}}", nil},
 	}
 	for name, tt := range tests {

@@ -147,10 +147,10 @@ func memory(c *v1alpha1.MemoryCut, t target, shares int64) (Cut, string) {
 	}
 	cut := NewCut(total, shares, inBytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), inBytes(c.Step, v1alpha1.DefaultMemoryStep))
 	if cut.Total == 0 {
-		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the %s has", total>>20, t)
+		return Cut{}, fmt.Sprintf("the policy's minimum share of memory exceeds the %d MiB of the %s", total>>20, t)
 	}
 	if cut.Default = inBytes(c.Default, cut.Default); cut.Default > total {
-		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the %s has", c.Default, total>>20, t)
+		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, exceeds the %d MiB of the %s", c.Default, total>>20, t)
 	}
 	return cut, ""
 }

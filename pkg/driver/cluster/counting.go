@@ -257,11 +257,11 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 		klog.FromContext(ctx).Info("The API server rejects the query of its counting; assuming that of its release", "reason", err.Error())
 		return keptBy(release), nil
 	case isUnanswered(err):
-		return nil, &unansweredError{release, fmt.Errorf("ask the API server what it counts: %w", err)}
+		return nil, &unansweredError{release, fmt.Errorf("query the API server's counting: %w", err)}
 	case err != nil:
-		return nil, fmt.Errorf("ask the API server what it counts: %w", err)
+		return nil, fmt.Errorf("query the API server's counting: %w", err)
 	case len(would.Spec.Devices) != 1:
-		return nil, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
+		return nil, fmt.Errorf("query the API server's counting: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
 	return &would.Spec.Devices[0], nil
 }

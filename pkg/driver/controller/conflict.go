@@ -75,8 +75,8 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 		}
 		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): remove it from the node, for example with the "+
 			"node selector of its DaemonSet, "+
-			"or leave all GPUs of the node to it with a policy of exclude: true. The kubelet forgets a device plugin's resources five minutes "+
-			"after it is gone", strings.Join(named, ", "))
+			"or leave all GPUs of the node to it through a policy with exclude: true. The kubelet forgets a device plugin's resources five "+
+			"minutes after it is gone", strings.Join(named, ", "))
 	}
 	var named []string
 	for _, d := range others {
@@ -90,8 +90,8 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 	if more := len(named) - maxNamed; more > 0 {
 		named = append(named[:maxNamed], fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Remove it from the node, or leave those GPUs to it with a policy "+
-		"of exclude: true", strings.Join(named, ", "))
+	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Remove it from the node, or leave those GPUs to it through a "+
+		"policy with exclude: true", strings.Join(named, ", "))
 }
 
 // publishedInConflict returns the inventory published during a conflict: only GPUs with allocations, or possible ones, and tainted,

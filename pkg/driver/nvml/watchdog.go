@@ -33,7 +33,7 @@ type watchdog struct {
 	slot chan struct{}
 
 	mu sync.Mutex
-	// what is the running call.
+	// what names the running call.
 	what            string
 	since, deadline time.Time
 	// late is set once the running call has missed its deadline.
@@ -93,7 +93,7 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	if err := w.hangs(); err != nil {
 		return none, err
 	}
-	return none, fmt.Errorf("%s returned after %s, which is too late: %w", what, limit, gpu.ErrHangs)
+	return none, fmt.Errorf("%s took more than %s: %w", what, limit, gpu.ErrHangs)
 }
 
 // begin waits for the running call and takes its slot, in order of arrival, so that a caller with many calls in a row starves no

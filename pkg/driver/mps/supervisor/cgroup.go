@@ -75,7 +75,7 @@ func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("processes in %s do not end; look whether they hang in the driver (dmesg)", dir)
+			return fmt.Errorf("processes in %s do not end; check whether they hang in the driver (dmesg)", dir)
 		}
 	}
 	_ = os.Remove(p.Cgroup) // unless it holds others

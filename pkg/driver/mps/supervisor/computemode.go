@@ -73,7 +73,7 @@ func (c computeMode) close(ctx context.Context, save func() error) error {
 	if c.keep || r.PreviousMode == nil {
 		return nil
 	}
-	return c.with(ctx, "let nobody use the GPU", func(gpus GPUs) error {
+	return c.with(ctx, "block the GPU", func(gpus GPUs) error {
 		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 		if err != nil || mode != nvml.ComputeModeExclusive { // others changed it
 			return err

@@ -116,14 +116,14 @@ func (d *daemon) waitReady(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last == nil { // else it says only that time was up
+		if ctx.Err() == nil || last == nil { // otherwise it only reports the timeout
 			last = err
 		}
 		select {
 		case <-d.process.Done():
 			return fmt.Errorf("MPS control daemon %d ended before it answered: %s", d.process.ID().PID, d.process.How())
 		case <-ctx.Done():
-			return fmt.Errorf("MPS control daemon %d did not answer within %s (--start-timeout): %w; last question: %w",
+			return fmt.Errorf("MPS control daemon %d did not answer within %s (--start-timeout): %w; last query: %w",
 				d.process.ID().PID, time.Since(began).Round(time.Millisecond), ctx.Err(), last)
 		case <-tick.C:
 		}
@@ -161,7 +161,7 @@ func (d *daemon) end(ctx context.Context, last *ProcessID) error {
 		}
 	}
 	if err := d.on.Daemons.Sweep(ctx, d.Daemon); err != nil {
-		return fmt.Errorf("end what is left of the MPS servers of %s: %w", d.GPU, err)
+		return fmt.Errorf("end the remaining MPS servers of %s: %w", d.GPU, err)
 	}
 	return nil
 }
@@ -189,8 +189,8 @@ func (d *daemon) endProcess(ctx context.Context, process Process) error {
 		klog.FromContext(ctx).Info("MPS control daemon did not end", "gpu", d.GPU, "pid", process.ID().PID, "way", way.name, "reason", err)
 		errs = append(errs, fmt.Errorf("%s: %w", way.name, err))
 	}
-	return fmt.Errorf("MPS control daemon %d of %s does not end, so its GPU cannot be given to others; "+
-		"look whether it hangs in the driver (dmesg): %w",
+	return fmt.Errorf("MPS control daemon %d of %s does not end, so its GPU cannot be reused; "+
+		"check whether it hangs in the driver (dmesg): %w",
 		process.ID().PID, d.GPU, errors.Join(errs...))
 }
 

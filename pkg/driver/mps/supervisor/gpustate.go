@@ -70,7 +70,7 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 				errConflict, g.device, g.record.UUID, len(g.record.Claims), r.UUID)
 		}
 		if len(g.record.Claims) >= maxClaims && !g.record.has(r.Claim) {
-			return mps.Endpoint{}, fmt.Errorf("%w: %s has %d claims, the most there can be", errConflict, g.device, len(g.record.Claims))
+			return mps.Endpoint{}, fmt.Errorf("%w: %s has %d claims, the maximum", errConflict, g.device, len(g.record.Claims))
 		}
 	}
 	if !g.runs() {
@@ -108,7 +108,7 @@ func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	err = fmt.Errorf("start the MPS control daemon of %s: %w", g.device, err)
 	if first {
 		if undo := g.dismantle(ctx); undo != nil {
-			err = fmt.Errorf("%w; undo what was begun: %w", err, undo)
+			err = fmt.Errorf("%w; clean up: %w", err, undo)
 		}
 		return mps.Endpoint{}, err
 	}

@@ -88,8 +88,8 @@ func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) e
 	s := p.sandbox(d, "-f", "-multiuser-server")
 	s.Shm = d.paths.shm
 	if s.Cgroup, err = p.makeCgroup(d); err != nil {
-		klog.FromContext(ctx).Error(err, "Leaving MPS control daemon in the supervisor's cgroup, with which a container runtime ends it",
-			"gpu", d.GPU)
+		klog.FromContext(ctx).Error(err,
+			"Leaving MPS control daemon in the supervisor's cgroup: a container runtime kills it with the supervisor", "gpu", d.GPU)
 	}
 	output, err := os.OpenFile(filepath.Join(d.paths.log, outputFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -231,6 +231,6 @@ func killAndWait(ctx context.Context, id ProcessID) error {
 	case <-w.Done():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("process %d does not end after SIGKILL; look whether it hangs in the driver (dmesg)", id.PID)
+		return fmt.Errorf("process %d does not end after SIGKILL; check whether it hangs in the driver (dmesg)", id.PID)
 	}
 }

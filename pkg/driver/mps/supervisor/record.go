@@ -81,7 +81,7 @@ func (r *record) check() error {
 	case r.Phase == running && (r.Daemon == nil || len(r.Claims) == 0):
 		return errors.New("a daemon runs without process or claims")
 	case r.Daemon != nil && r.Daemon.PID <= 1:
-		return fmt.Errorf("process %d is no daemon", r.Daemon.PID)
+		return fmt.Errorf("process %d is not a daemon", r.Daemon.PID)
 	case checkSettings(r.Settings) != nil:
 		return checkSettings(r.Settings)
 	}

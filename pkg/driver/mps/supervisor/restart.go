@@ -154,6 +154,6 @@ func (g *gpuState) giveUp(ctx context.Context) {
 	}
 	g.failed = true
 	g.report(ctx, mps.DaemonFailed, g.record.Claims,
-		fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", g.restarts, slowRestart, g.message))
+		fmt.Sprintf("failed after %d restarts in a row, retrying every %s; last error: %s", g.restarts, slowRestart, g.message))
 	g.show()
 }

@@ -50,11 +50,11 @@ type sandbox struct {
 func Enter() error {
 	in := os.NewFile(sandboxFD, "sandbox")
 	if in == nil {
-		return errors.New("no instructions on file descriptor 3: this command is the supervisor's own")
+		return errors.New("no instructions on file descriptor 3: this command is internal to the supervisor")
 	}
 	data, err := io.ReadAll(io.LimitReader(in, maxSandbox))
 	if err != nil {
-		return fmt.Errorf("read instructions: %w; this command is the supervisor's own", err)
+		return fmt.Errorf("read instructions: %w; this command is internal to the supervisor", err)
 	}
 	_ = in.Close()
 	if len(data) == 0 {
@@ -67,7 +67,7 @@ func Enter() error {
 	runtime.LockOSThread() // namespaces belong to the thread until exec
 	if s.Cgroup != "" {
 		if err := enterCgroup(s.Cgroup); err != nil {
-			fmt.Fprintf(os.Stderr, "cleave: stay in the supervisor's cgroup, with which a container runtime ends this daemon: %v\n", err)
+			fmt.Fprintf(os.Stderr, "cleave: staying in the supervisor's cgroup, so a container runtime kills this daemon with the supervisor: %v\n", err)
 		}
 	}
 	if err := s.enterRoot(); err != nil {

@@ -144,7 +144,7 @@ func (l *rootsOnly) Accept() (net.Conn, error) {
 func peer(c net.Conn) (uint32, error) {
 	conn, ok := c.(syscall.Conn)
 	if !ok {
-		return 0, fmt.Errorf("%T is no socket", c)
+		return 0, fmt.Errorf("%T is not a socket", c)
 	}
 	raw, err := conn.SyscallConn()
 	if err != nil {
