@@ -67,7 +67,7 @@ func Enter() error {
 	runtime.LockOSThread() // namespaces belong to the thread until exec
 	if s.Cgroup != "" {
 		if err := enterCgroup(s.Cgroup); err != nil {
-			fmt.Fprintf(os.Stderr, "cleave: staying in the supervisor's cgroup, so a container runtime kills this daemon with the supervisor: %v\n", err)
+			fmt.Fprintf(os.Stderr, "cleave: staying in the supervisor's cgroup, so a container runtime kills this daemon with it: %v\n", err)
 		}
 	}
 	if err := s.enterRoot(); err != nil {
