@@ -63,8 +63,8 @@ type GPU struct {
 	// PCIDeviceID is the PCI device ID and the vendor's, joined as 0x233010de (nvmlDeviceGetPciInfo_v3); 0 if unknown.
 	PCIDeviceID uint32
 
-	NVLinks *NVLinks // nil where the board has none
-	Fabric  *Fabric  // nil where the GPU belongs to no NVLink domain of several nodes
+	NVLinks *NVLinks // nil if the board has none
+	Fabric  *Fabric  // nil if the GPU belongs to no NVLink domain of several nodes
 	// FabricState is the state of the GPU's registration with its NVLink fabric; FabricUnsupported if it needs none.
 	FabricState FabricState
 
@@ -72,7 +72,7 @@ type GPU struct {
 	// NearNUMANodes are the other NUMA nodes of the same socket at the least distance, ascending; most sockets have none.
 	NearNUMANodes []int
 	// PCIePath is the path from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0", "0000:16:00.0",
-	// "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not report.
+	// "0000:17:03.0", "0000:1b:00.0"; empty if sysfs does not report.
 	PCIePath []string
 	// CPUAffinity are the CPUs near the GPU as sysfs lists them (local_cpulist), such as "0-55,112-167".
 	CPUAffinity string
@@ -103,9 +103,9 @@ type MIG struct {
 	Fixed bool
 	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
 	Enabled, Pending bool
-	// Profiles in order of SortProfiles; empty where the geometry is unknown.
+	// Profiles in order of SortProfiles; empty if the geometry is unknown.
 	Profiles []Profile
-	// Slices is the number of placement units of the board: 4, 8 or 12. Zero where the geometry is unknown.
+	// Slices is the number of placement units of the board: 4, 8 or 12. Zero if the geometry is unknown.
 	Slices int
 }
 

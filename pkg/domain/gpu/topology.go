@@ -67,7 +67,7 @@ type Fabric struct {
 	CliqueID int
 }
 
-// PCIeRoot is the root complex, such as "pci0000:15"; empty where sysfs does not report.
+// PCIeRoot is the root complex, such as "pci0000:15"; empty if sysfs does not report.
 func (g *GPU) PCIeRoot() string {
 	if len(g.PCIePath) == 0 {
 		return ""

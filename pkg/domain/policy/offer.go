@@ -59,7 +59,7 @@ type Offer struct {
 	// Excluded reports that the policy leaves the GPU to other drivers. Devices that are still allocated are offered as withdrawn.
 	Excluded bool
 	Whole    bool
-	// Partitions is nil where the GPU is not partitioned for claims.
+	// Partitions is nil if the GPU is not partitioned for claims.
 	Partitions *PartitionOffer
 	// TimeSlice and MPS are nil if the GPU is not shared that way.
 	TimeSlice, MPS *Sharing

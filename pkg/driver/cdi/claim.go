@@ -103,7 +103,7 @@ func sessionNotes(r *records.Record) []specs.Device {
 func sessionNote(uid types.UID, device string) string { return string(uid) + "-" + device + "-session" }
 
 // ClaimSession is the session of the driver in which the partition of a claim's device was created, as far as the claim's spec says;
-// empty where it does not.
+// empty if it does not.
 func (s *Static) ClaimSession(uid types.UID, device string) string {
 	data, err := os.ReadFile(s.ClaimPath(uid))
 	var spec specs.Spec

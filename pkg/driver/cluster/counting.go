@@ -44,7 +44,7 @@ const (
 	unansweredAtMost = 30 * time.Second
 )
 
-// Counted describes what a cluster fails to count; nil where it counts.
+// Counted describes what a cluster fails to count; nil if it counts.
 type Counted struct {
 	// Counters is why it does not keep counters, through which the devices of a GPU exclude each other.
 	Counters error

@@ -25,9 +25,9 @@ type State struct {
 
 // Node is the needed part of a Node object.
 type Node struct {
-	// Policy is the value of the label that selects a policy; empty where there is none.
+	// Policy is the value of the label that selects a policy; empty if there is none.
 	Policy string
-	// PolicyLabel is that label; empty where it is v1alpha1.PolicyLabel.
+	// PolicyLabel is that label; empty if it is v1alpha1.PolicyLabel.
 	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool

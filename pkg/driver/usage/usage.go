@@ -247,7 +247,7 @@ func (c *count) add(t *Tier, d *records.Device) {
 	}
 }
 
-// cores are the multiprocessors of a partition in percent of the GPU's; zero where they are not known.
+// cores are the multiprocessors of a partition in percent of the GPU's; zero if they are not known.
 func (c *count) cores(s gpu.Shape) float64 {
 	most := multiprocessors(c.gpu)
 	if most == 0 {
@@ -351,7 +351,7 @@ var deviceName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-
 
 func tierOfShape(s gpu.Shape) v1alpha1.Tier { return tierOfType(s.Type()) }
 
-// memoryOf is the memory of a GPU in bytes; zero where it is unknown, for which NVML has all ones.
+// memoryOf is the memory of a GPU in bytes; zero if it is unknown, for which NVML has all ones.
 func memoryOf(g *gpu.GPU) int64 {
 	if g.Memory == nil || *g.Memory > 1<<62 {
 		return 0
