@@ -35,7 +35,7 @@ func (c computeMode) take(ctx context.Context, save func() error) error {
 	r := c.record
 	if c.keep {
 		if r.PreviousMode != nil { // set before --compute-mode=keep; the GPU may be closed
-			if err := c.giveBack(ctx); err != nil {
+			if err := c.restoreMode(ctx); err != nil {
 				return err
 			}
 			r.PreviousMode, r.Closed = nil, false
@@ -109,14 +109,14 @@ func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
 	return nil
 }
 
-// errLater is returned by giveBack while a GPU is in MIG mode, in which its compute mode cannot be set. The mode set before is back
+// errLater is returned by restoreMode while a GPU is in MIG mode, in which its compute mode cannot be set. The mode set before is back
 // in effect when the GPU leaves MIG mode.
 var errLater = errors.New("the GPU is in MIG mode; its compute mode is restored after that")
 
-// giveBack restores the GPU's previous mode, unless others have changed it since. Until it succeeds, no other tenant may have the
+// restoreMode restores the GPU's previous mode, unless others have changed it since. Until it succeeds, no other tenant may have the
 // GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all (nvml.h, nvmlComputeMode_t). Partitions can
 // be allocated meanwhile.
-func (c computeMode) giveBack(ctx context.Context) error {
+func (c computeMode) restoreMode(ctx context.Context) error {
 	r := c.record
 	if r.PreviousMode == nil {
 		return nil

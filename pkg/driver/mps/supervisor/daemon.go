@@ -37,8 +37,8 @@ func (d *daemon) alive() bool {
 	}
 }
 
-// makePlace creates the directories that the daemon shares with its clients.
-func (d *daemon) makePlace(ctx context.Context, r *record) error {
+// createDirs creates the directories that the daemon shares with its clients.
+func (d *daemon) createDirs(ctx context.Context, r *record) error {
 	if err := d.on.Files.MakeDirs(d.paths); err != nil {
 		return fmt.Errorf("create the directories of the daemon: %w", err)
 	}
@@ -76,7 +76,7 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	defer cancel()
 	err = d.waitReady(ctx)
 	if err == nil {
-		err = d.letClientsIn() // the earlier supervisor may have died before that
+		err = d.admitClients() // the earlier supervisor may have died before that
 	}
 	if err != nil {
 		d.process = nil
@@ -94,11 +94,11 @@ func (d *daemon) makeReady(ctx context.Context, s mps.Settings) error {
 	if err := setDefaults(ctx, d.on.Daemons, d.Daemon, s); err != nil {
 		return err
 	}
-	return d.letClientsIn()
+	return d.admitClients()
 }
 
-// letClientsIn exposes the daemon's client pipes.
-func (d *daemon) letClientsIn() error {
+// admitClients exposes the daemon's client pipes.
+func (d *daemon) admitClients() error {
 	if err := d.on.Files.ShowClients(d.paths); err != nil {
 		return fmt.Errorf("show clients the sockets of the daemon: %w", err)
 	}
@@ -130,8 +130,8 @@ func (d *daemon) waitReady(ctx context.Context) error {
 	}
 }
 
-// removePlace removes the directories of makePlace.
-func (d *daemon) removePlace() error {
+// removeDirs removes the directories of createDirs.
+func (d *daemon) removeDirs() error {
 	for _, dir := range d.paths.mounts() {
 		if err := d.on.Mounts.Unmount(dir); err != nil {
 			return fmt.Errorf("unmount %s: %w", dir, err)

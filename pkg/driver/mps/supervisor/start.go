@@ -27,7 +27,7 @@ func (g *gpuState) start(ctx context.Context) error {
 	if err := g.s.computeMode(g.record).take(ctx, g.save); err != nil {
 		return err
 	}
-	if err := g.daemon.makePlace(ctx, g.record); err != nil {
+	if err := g.daemon.createDirs(ctx, g.record); err != nil {
 		return err
 	}
 	if err := g.daemon.start(ctx, func(id ProcessID) error {

@@ -22,10 +22,10 @@ func (g *gpuState) dismantle(ctx context.Context) error {
 		err = g.daemon.end(ctx, g.record.Daemon)
 	}
 	if err == nil {
-		err = g.daemon.removePlace()
+		err = g.daemon.removeDirs()
 	}
 	if err == nil {
-		err = g.s.computeMode(g.record).giveBack(ctx)
+		err = g.s.computeMode(g.record).restoreMode(ctx)
 	}
 	if errors.Is(err, errLater) {
 		if g.message != err.Error() {

@@ -29,9 +29,9 @@ var errConflict = errors.New("conflict")
 // cleanUpEvery is the interval of retrying a failed cleanup, such as the compute mode of a GPU whose driver was not loaded.
 const cleanUpEvery = 30 * time.Second
 
-// lookLater is the interval of checking a GPU in MIG mode, which may last for months: a check opens it, and Retain asks when the
+// migRecheck is the interval of checking a GPU in MIG mode, which may last for months: a check opens it, and Retain asks when the
 // whole GPU is needed.
-const lookLater = 10 * time.Minute
+const migRecheck = 10 * time.Minute
 
 // Supervisor runs the MPS daemons of a node.
 type Supervisor struct {
@@ -189,7 +189,7 @@ func (s *Supervisor) cleanUp(g *gpuState) {
 		return
 	}
 	defer g.unlock()
-	waits := !g.waits.IsZero() && time.Since(g.waits) < lookLater
+	waits := !g.waits.IsZero() && time.Since(g.waits) < migRecheck
 	if g.record == nil || len(g.record.Claims) > 0 || waits {
 		return
 	}
