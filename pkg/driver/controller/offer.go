@@ -19,7 +19,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 	}
 	before := o.Memory.Offered
 	if before == nil {
-		before = policy.Apply(rulesOf(was), o.Inventory, p.means(o))
+		before = policy.Apply(rulesOf(was), o.Inventory, p.capabilities(o))
 		addWithdrawn(before, p.Memory.Before, nil)
 	}
 	for i := range before.GPUs {
@@ -32,7 +32,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 
 // offer decides what each GPU offers.
 func (p *Plan) offer(o *Observed) {
-	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.means(o))
+	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.capabilities(o))
 	withdrawals{p}.withdraw(o, node)
 	p.Offer, p.Memory.Offered = node, node
 	if p.Memory.Previous == nil { // otherwise a restart must begin with the withdrawal, too
@@ -40,9 +40,9 @@ func (p *Plan) offer(o *Observed) {
 	}
 }
 
-// means describes what the node supports beyond its GPUs.
-func (p *Plan) means(o *Observed) policy.Capabilities {
-	means := policy.Capabilities{
+// capabilities describes what the node supports beyond its GPUs.
+func (p *Plan) capabilities(o *Observed) policy.Capabilities {
+	caps := policy.Capabilities{
 		Shares: o.Counted.Shares, SharesBeside: o.Counted.SharesBeside, Counters: o.Counted.Counters,
 		CgroupMemory: func(g *gpu.GPU) bool { return o.MemoryLimits[g.PCI] },
 		Allocated:    records.AllocatedOf(o.Allocations),
@@ -50,9 +50,9 @@ func (p *Plan) means(o *Observed) policy.Capabilities {
 		Layout:       p.layoutBefore(o),
 	}
 	if !p.offersMPS(o) {
-		means.MPS = o.MPS
+		caps.MPS = o.MPS
 	}
-	return means
+	return caps
 }
 
 // layoutBefore returns the places at which the layout of a GPU was last published, or is recorded, in any boot.

@@ -95,14 +95,14 @@ func (p withdrawals) noteBefore(o *Observed, was *Policy) {
 	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
 		return
 	}
-	means := p.means(o)
-	means.MPS, means.Shares, means.SharesBeside, means.Counters = nil, nil, nil, nil
+	caps := p.capabilities(o)
+	caps.MPS, caps.Shares, caps.SharesBeside, caps.Counters = nil, nil, nil, nil
 	only := map[string]bool{}
 	for _, device := range o.Before {
 		only[device] = true
 	}
 	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Capabilities{})
-	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
+	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, caps), only)
 }
 
 // withdraw adds to a node, as withdrawn, the devices that it offered before and no longer does.
