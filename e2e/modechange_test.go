@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // migConfigLabel is the label of NVIDIA's MIG manager, by which runbooks choose a mig-config.
@@ -119,7 +120,7 @@ func TestMIGMode_KilledPlugin(t *testing.T) {
 	for _, to := range []struct{ policy, offer string }{{"inference", cutTwo}, {"training", allWhole}} {
 		n.label(ctx, v1alpha1.PolicyLabel, to.policy)
 		s.eventually(ctx, "a change that has begun", func(ctx context.Context) (bool, string, error) {
-			found, err := filepath.Glob(filepath.Join(n.PluginsDir(), workload.Driver, "modes", "gpu-*.json"))
+			found, err := filepath.Glob(filepath.Join(n.PluginsDir(), records.SharedDir, records.ModesDir, "gpu-*.json"))
 			return len(found) > 0, fmt.Sprint(found), err
 		})
 		s.must(n.Kill())
@@ -127,7 +128,7 @@ func TestMIGMode_KilledPlugin(t *testing.T) {
 		s.published.waitOffer(ctx, n.name, to.offer)
 	}
 	s.eventually(ctx, "no record of a change to be left", func(context.Context) (bool, string, error) {
-		found, err := filepath.Glob(filepath.Join(n.PluginsDir(), workload.Driver, "modes", "gpu-*.json"))
+		found, err := filepath.Glob(filepath.Join(n.PluginsDir(), records.SharedDir, records.ModesDir, "gpu-*.json"))
 		return len(found) == 0, fmt.Sprint(found), err
 	})
 }

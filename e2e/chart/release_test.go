@@ -308,9 +308,9 @@ func policiesApply(t *testing.T, ctx context.Context) {
 
 func uninstalled(t *testing.T, ctx context.Context) {
 	must(t, workload.Until(ctx, "nothing to be allocated", func(context.Context) (bool, string, error) {
-		records, err := filepath.Glob(filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "*.json"))
-		records = slices.DeleteFunc(records, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") })
-		return len(records) == 0, strings.Join(records, " "), err
+		kept, err := filepath.Glob(filepath.Join(claimsDir(), "*.json"))
+		kept = slices.DeleteFunc(kept, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") })
+		return len(kept) == 0, strings.Join(kept, " "), err
 	}))
 	server := filepath.Join(env.cgroups, "cleave-mps")
 	uninstall(t, ctx)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // upgradeTimeout bounds an upgrade and its rollback.
@@ -126,13 +127,15 @@ func sameContainers(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
 	}
 }
 
-func claimsDir() string { return filepath.Join(env.cluster.PluginsDir(), workload.Driver, "claims") }
+func claimsDir() string {
+	return filepath.Join(env.cluster.PluginsDir(), records.SharedDir, records.ClaimsDir)
+}
 
 // nothingCorrupt checks that no release set aside what another wrote.
 func nothingCorrupt(t *testing.T) {
 	t.Helper()
-	for _, dir := range []string{"claims", "layouts", "modes", "status-notes"} {
-		corrupt, err := filepath.Glob(filepath.Join(claimsDir(), "..", dir, "corrupt", "*"))
+	for _, dir := range []string{records.SharedDir + "/claims", records.SharedDir + "/layouts", records.SharedDir + "/modes", workload.Driver + "/status-notes"} {
+		corrupt, err := filepath.Glob(filepath.Join(env.cluster.PluginsDir(), dir, "corrupt", "*"))
 		must(t, err)
 		for _, path := range corrupt {
 			data, err := os.ReadFile(path)

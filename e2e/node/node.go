@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // Options of a node.
@@ -111,7 +112,9 @@ func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), n.driver()
 func (n *Node) driver() string { return cmp.Or(n.opts.Driver, "gpu.cleave.dev") }
 
 // Records is the directory of claim records.
-func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), n.driver(), "claims") }
+func (n *Node) Records() string {
+	return filepath.Join(n.PluginsDir(), records.SharedDir, records.ClaimsDir)
+}
 
 // PID of the plugin.
 func (n *Node) PID() int { return n.plugin.PID() }

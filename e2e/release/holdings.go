@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // Holdings are what a node has for claims, by kind: the plugin's records, by whichever name, the specs for the container runtime,
@@ -17,7 +18,7 @@ func (b *Bed) Holdings(ctx context.Context, node int) (map[string][]string, erro
 	on, gpus := b.cluster.Nodes()[node], b.Nodes[node]
 	kinds := map[string][]string{}
 	for kind, pattern := range map[string]string{
-		"records":   filepath.Join(b.cluster.PluginsDir(), "gpu.*", "claims", "[^.]*.json"),
+		"records":   filepath.Join(b.cluster.PluginsDir(), records.SharedDir, records.ClaimsDir, "[^.]*.json"),
 		"CDI specs": filepath.Join(b.cluster.CDIDir(), "gpu.*-claim_*"),
 	} {
 		found, err := filepath.Glob(on.HostPath(pattern))

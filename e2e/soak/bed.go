@@ -27,6 +27,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 const (
@@ -85,7 +86,7 @@ func setUp(ctx context.Context, opts Options) (*bed, error) {
 }
 
 // stateDir is where the plugin keeps its records.
-func (b *bed) stateDir() string { return filepath.Join(b.cluster.PluginsDir(), workload.Driver) }
+func (b *bed) stateDir() string { return filepath.Join(b.cluster.PluginsDir(), records.SharedDir) }
 
 func (b *bed) mountState() error {
 	if err := os.MkdirAll(b.stateDir(), 0o750); err != nil {

@@ -143,15 +143,16 @@ func (f *Inspection) hardware(ctx context.Context) (*inspect.Hardware, error) {
 // records reads the plugin's records, of which there are none before its first run. Without them, allocated partitions would
 // appear unmanaged.
 func (f *Inspection) records(h *inspect.Hardware) error {
-	dir := filepath.Join(f.pluginsDir, f.DriverName)
-	if _, err := os.Stat(filepath.Join(dir, "claims")); errors.Is(err, fs.ErrNotExist) {
-		h.NoRecords = filepath.Join(dir, "claims")
+	dir := filepath.Join(f.pluginsDir, records.SharedDir)
+	claims := filepath.Join(dir, records.ClaimsDir)
+	if _, err := os.Stat(claims); errors.Is(err, fs.ErrNotExist) {
+		h.NoRecords = claims
 		return nil
 	}
 	var corrupt, more []error
 	var err error
-	if h.Records, corrupt, err = records.List(store.Disk{}, filepath.Join(dir, "claims")); err == nil {
-		h.Layouts, more, err = records.ListLayouts(store.Disk{}, filepath.Join(dir, "layouts"))
+	if h.Records, corrupt, err = records.List(store.Disk{}, claims); err == nil {
+		h.Layouts, more, err = records.ListLayouts(store.Disk{}, filepath.Join(dir, records.LayoutsDir))
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: run as root", err)

@@ -96,7 +96,7 @@ func TestStoreWrite_FieldsOfALaterRelease(t *testing.T) {
 
 func TestDecode_Invalid(t *testing.T) {
 	device := `{"request":"r","pool":"p","device":"d","gpu":"g","uuid":"u"}`
-	claim := `"claim":{"namespace":"n","name":"c","uid":"u1"}`
+	claim := `"driver":"d","claim":{"namespace":"n","name":"c","uid":"u1"}`
 	tests := map[string]struct{ data, want string }{
 		"empty file":           {"", "decode"},
 		"only zeros":           {"\x00\x00\x00\x00", "decode"},
@@ -110,6 +110,7 @@ func TestDecode_Invalid(t *testing.T) {
 		"no devices":           {`{"format":1,` + claim + `,"devices":[]}`, "no devices"},
 		"null devices":         {`{"format":1,` + claim + `,"devices":null}`, "no devices"},
 		"no claim":             {`{"format":1,"devices":[` + device + `]}`, "claim UID"},
+		"no driver":            {`{"format":1,"claim":{"uid":"u1"},"devices":[` + device + `]}`, "names no driver"},
 		"UID with path":        {`{"format":1,"claim":{"uid":"../x"},"devices":[` + device + `]}`, "claim UID"},
 		"device without name":  {`{"format":1,` + claim + `,"devices":[` + device + `,{"gpu":"g","uuid":"u"}]}`, "devices[1]"},
 		"device without GPU":   {`{"format":1,` + claim + `,"devices":[{"device":"d","uuid":"u"}]}`, "devices[0]"},

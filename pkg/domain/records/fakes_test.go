@@ -17,8 +17,8 @@ const uidA = types.UID("0d5a1c5e-0001-4a8e-9a57-6b1b0a7a5a01")
 func sample(uid types.UID) *Record {
 	return &Record{
 		Format: 1,
-		BootID: "8f3f2f4e-5f3f-4d58-a0ab-5e3a0a1a7d11",
-		Claim:  Claim{Namespace: "team-a", Name: "train-gpus", UID: uid},
+		BootID: "8f3f2f4e-5f3f-4d58-a0ab-5e3a0a1a7d11", Driver: "gpu.cleave.dev",
+		Claim: Claim{Namespace: "team-a", Name: "train-gpus", UID: uid},
 		Devices: []Device{
 			{
 				Request: "main/whole", Pool: "node-1", Device: "gpu-0000-18-00-0", GPU: "gpu-0000-18-00-0",

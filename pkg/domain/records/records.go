@@ -31,7 +31,9 @@ type Record struct {
 	BootID string `json:"bootID"`
 	// State of what the record stands for; the zero value is Prepared.
 	State State `json:"state,omitempty"`
-	Claim Claim `json:"claim"`
+	// Driver is the name under which the claim was allocated its devices, such as gpu.cleave.dev.
+	Driver string `json:"driver"`
+	Claim  Claim  `json:"claim"`
 	// Pods that reserved the claim, as far as they are known.
 	Pods []types.UID `json:"pods,omitempty"`
 	// OtherConsumers is set where something else has reserved the claim, too, whose pods are not known.
@@ -107,7 +109,7 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(names)
 }
 
-// Store is the directory of the records of one driver on one node, by the UID of the claim.
+// Store is the directory of the records of a node, by the UID of the claim.
 type Store = store.Directory[types.UID, Record]
 
 // recordFormat is how records are stored.
@@ -144,6 +146,8 @@ func (r *Record) check() error {
 		return fmt.Errorf("claim UID %q is not letters, digits and dashes", r.Claim.UID)
 	case r.State != Prepared && r.State != Preparing && r.State != Releasing:
 		return fmt.Errorf("state %q is not one of %q, %q, %q", r.State, Prepared, Preparing, Releasing)
+	case r.Driver == "":
+		return errors.New("it names no driver")
 	case len(r.Devices) == 0:
 		return errors.New("it lists no devices")
 	}

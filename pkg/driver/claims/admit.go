@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +22,10 @@ import (
 func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	if err := usable(a.backend, a.devices); err != nil { // again: to wait for the lock may have taken as long as a change
 		return nil, err
+	}
+	if have := a.view.have; have != nil && have.Driver != a.id.Driver {
+		return nil, &refusal{fmt.Errorf("the claim still has devices %s of driver %s: it can be prepared once that driver has unprepared it",
+			strings.Join(have.GPUs(), ", "), have.Driver), ErrAllocated}
 	}
 	if err := a.checkFree(); err != nil {
 		return nil, err
@@ -149,7 +154,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 func (a *preparation) checkCorrupt(ctx context.Context) error {
 	var corrupt []types.UID
 	for _, name := range gpuNames(a.devices) {
-		corrupt = append(corrupt, a.Ledger.names.corruptOn(name)...)
+		corrupt = append(corrupt, a.Ledger.corruptOn(name)...)
 	}
 	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
 		return nil
@@ -163,9 +168,9 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 // place finds out what lies where the claim's partitions are to be, and with it whether anything is to be created. A claim
 // that takes over all that it has creates nothing, so nothing may be undone: its pods run in it.
 func (a *preparation) place(ctx context.Context) error {
-	lost := types.UID("")
+	var lost func(device string) string
 	if a.adopt {
-		lost = a.claim.UID
+		lost = func(device string) string { return a.cdi.ClaimSession(a.claim.UID, device) }
 	}
 	for i := range a.devices {
 		d := &a.devices[i]

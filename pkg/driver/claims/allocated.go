@@ -15,30 +15,36 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// allocations are what claims have been allocated of this node under one driver name, prepared or not, as far as it is known; see
-// Follower.
+// allocations are what claims have been allocated of this node, prepared or not, as far as it is known; see Follower.
 type allocations struct {
 	*index
-	// records are those of the driver name.
+	// records are those on record.
 	records *index
 	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
 	followed bool
-	// unpublished is set where the node publishes nothing by the driver name.
-	unpublished bool
 	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
 	// not allocated any more.
 	outlasts func(r *records.Record) bool
 }
 
-// allocation is what a claim was allocated of a node under a driver's name, as a record of it would say; nil if nothing. It
-// is pure. What it cannot place, because the node is not known or has no such device, counts as the whole of its GPU.
+// allocation is what a claim was allocated of the node, as a record of it would say; nil if nothing. What it cannot place, because
+// the node's GPUs are not known or have no such device, counts as the whole of its GPU.
+func (l *Ledger) allocation(claim *resourceapi.ResourceClaim, node *gpu.Node) *records.Record {
+	driver := l.named(claim)
+	if driver == "" {
+		return nil
+	}
+	return allocation(claim, node, l.identity(driver))
+}
+
+// allocation is Ledger.allocation under one driver name. It is pure.
 func allocation(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) *records.Record {
 	if claim.Status.Allocation == nil {
 		return nil
 	}
 	r := &records.Record{
-		Format: records.Format,
-		Claim:  records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Format: records.Format, Driver: id.Driver,
+		Claim: records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver != id.Driver || result.Pool != id.Pool {
@@ -112,7 +118,7 @@ func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
 
 // allocationOf is what allocation returns of a claim with a record.
 func allocationOf(r *records.Record) *records.Record {
-	of := &records.Record{Format: records.Format, Claim: r.Claim}
+	of := &records.Record{Format: records.Format, Driver: r.Driver, Claim: r.Claim}
 	for _, d := range r.Devices {
 		device := records.Device{Request: d.Request, Pool: d.Pool, Device: d.Device, AdminAccess: d.AdminAccess, GPU: d.GPU}
 		if d.Partition != nil {
@@ -182,14 +188,14 @@ func (a *allocations) keep(r *records.Record) {
 
 // noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
 // that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
-func (a *allocations) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) {
-	r := allocation(claim, node.Node, id)
+func (l *Ledger) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node) {
+	r := l.allocation(claim, node.Node)
 	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
 		_, offered := node.FindShape(d.Device)
 		g := node.Find(d.GPU)
 		return !d.AdminAccess && !offered && g != nil && g.CanBe(d.Device)
 	}) {
-		a.enter(r)
+		l.allocated.enter(r)
 	}
 }
 

@@ -67,7 +67,7 @@ func openPlugin(t testing.TB, dir string, edits ...func(*Options)) (*plugin, Opt
 	must(t, err)
 	p.sharing = &sharingDir{dir: filepath.Join(dir, "sharing"), owner: o.Driver}
 	must(t, os.MkdirAll(p.sharing.dir, 0o700))
-	o.Specs, o.Sharing = p.specs, p.sharing
+	o.Specs, o.Sharing = p.specs.under, p.sharing
 	return p, o
 }
 

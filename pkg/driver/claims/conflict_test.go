@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
-	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
@@ -72,7 +70,7 @@ func TestDeviceNamed(t *testing.T) {
 }
 
 // What was made ahead of claims under the other name is Cleave's, and is destroyed when the policy no longer has it.
-func TestAdoptLayouts(t *testing.T) {
+func TestKeepLayouts_OfAnotherName(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
 	root := t.TempDir()
 	before := startProcess(t, root, nameA, node)
@@ -94,12 +92,6 @@ func TestAdoptLayouts(t *testing.T) {
 	before.die()
 
 	now := startProcess(t, root, nameB, node)
-	for range 2 { // a kill may repeat it
-		must(t, now.Partitions.AdoptLayouts(t.Context(), now.byName[nameA].Ledger))
-	}
-	if left, _, err := records.ListLayouts(store.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
-		t.Errorf("the other name keeps %v, %v", left, err)
-	}
 	cutTo(now.Preparer, at(1), at(2))
 	if got := instancesOf(t, node); !slices.Equal(got, []string{"0 19@1", "0 19@2"}) {
 		t.Errorf("partitions of %s are %v", g.PCI, got)

@@ -76,7 +76,7 @@ func TestCopy_PodsRun(t *testing.T) {
 			b.processes, b.api = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, &fakeAPI{}
 			release(b)
 			b.Recover(t.Context())
-			if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
+			if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
 				t.Error("claim b got the GPU of claim a, whose pods run")
 			}
 		})

@@ -266,7 +266,13 @@ func lastFor(request string, uid types.UID, i int) records.Device {
 	return d
 }
 
-func mustPrepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) []records.Device {
+// server is a Preparer, or the Named of a former driver name.
+type server interface {
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error)
+	Unprepare(ctx context.Context, claim records.Claim) error
+}
+
+func mustPrepare(t testing.TB, e server, claim *resourceapi.ResourceClaim) []records.Device {
 	t.Helper()
 	devices, err := e.Prepare(t.Context(), claim)
 	if err != nil {
@@ -275,7 +281,7 @@ func mustPrepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) []
 	return devices
 }
 
-func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) {
+func mustUnprepare(t testing.TB, e server, claim *resourceapi.ResourceClaim) {
 	t.Helper()
 	if err := e.Unprepare(t.Context(), refOf(claim)); err != nil {
 		t.Fatalf("Unprepare of claim %s: %v", claim.UID, err)

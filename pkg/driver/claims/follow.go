@@ -30,31 +30,21 @@ const (
 	askLimit = 10 * time.Second
 )
 
-// Follower knows of the API server which claims have been allocated something of this node under one driver name and have no
-// record, because they are yet to be prepared, or were prepared and are still allocated. Claims cannot be selected by node, and
+// Follower knows of the API server which claims have been allocated something of this node and have no record, because they are yet to be prepared, or were prepared and are still allocated. Claims cannot be selected by node, and
 // to watch them would have each node follow all claims of the cluster. So they are listed rarely, and those that were found, or
 // whose records have gone, are asked for until they are not allocated any more. One goroutine calls its methods.
 type Follower struct {
 	ledger *Ledger
 	api    ClaimLister
 	// node is the node's GPUs; nil while they are not known.
-	node func() *gpu.Node
-	// most is the longest pause between two questions for a claim.
-	most  time.Duration
+	node  func() *gpu.Node
 	asked map[types.UID]pace
 }
 
-// NewFollower makes a follower of the claims of the name by which the node publishes. It is made before the records are loaded.
+// NewFollower makes a follower. It is made before the records are loaded.
 func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
 	l.allocated.followed = true
-	return &Follower{ledger: l, api: api, node: node, most: followMost}
-}
-
-// NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and soon, so
-// that no pause is longer than the first.
-func NewUnpublishedFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
-	l.allocated.followed, l.allocated.unpublished, l.allocated.outlasts = true, true, func(*records.Record) bool { return true }
-	return &Follower{ledger: l, api: api, node: node, most: followFirst}
+	return &Follower{ledger: l, api: api, node: node}
 }
 
 // pace is when to ask for a claim again.
@@ -69,13 +59,13 @@ func (f *Follower) List(ctx context.Context) error {
 	before := l.allocated.claims()
 	found := map[types.UID]*records.Record{}
 	err := f.api.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if r := allocation(claim, node, l.id); r != nil {
+		if r := l.allocation(claim, node); r != nil {
 			found[claim.UID] = r
 		}
 		return true
 	})
 	if err != nil {
-		return fmt.Errorf("list the claims of driver %s: %w", l.id.Driver, err)
+		return fmt.Errorf("list the claims that are allocated devices of the node: %w", err)
 	}
 	for _, r := range before {
 		if found[r.Claim.UID] == nil {
@@ -104,7 +94,7 @@ func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, 
 				delete(asked, r.Claim.UID)
 				continue
 			}
-			p = p.later(now, f.most)
+			p = p.later(now, f.longest(r))
 			asked[r.Claim.UID] = p
 		}
 		if !now.Before(p.next) { // not asked, as an earlier question failed
@@ -116,6 +106,15 @@ func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, 
 	}
 	f.asked = asked
 	return again, err
+}
+
+// longest is the longest pause between two questions for a claim. While one of a former driver name is allocated, its devices are
+// withheld under the chosen name: that it ends has to be known soon.
+func (f *Follower) longest(r *records.Record) time.Duration {
+	if r.Driver != f.ledger.id.Driver {
+		return followFirst
+	}
+	return followMost
 }
 
 // later is the pace after a question.
@@ -130,11 +129,11 @@ func (f *Follower) ask(ctx context.Context, r *records.Record) (allocated bool, 
 	defer cancel()
 	claim, err := f.api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil {
-		return false, fmt.Errorf("read claim %s of driver %s: %w", r.Claim, f.ledger.id.Driver, err)
+		return false, fmt.Errorf("read claim %s of driver %s: %w", r.Claim, r.Driver, err)
 	}
 	var now *records.Record
 	if claim != nil && claim.UID == r.Claim.UID {
-		now = allocation(claim, f.node(), f.ledger.id)
+		now = f.ledger.allocation(claim, f.node())
 	}
 	if now == nil {
 		f.ledger.allocated.removeIf(r)

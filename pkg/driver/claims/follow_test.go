@@ -32,7 +32,7 @@ func (a *fakeAPI) Each(_ context.Context, visit func(*resourceapi.ResourceClaim)
 func wantAllocated(t *testing.T, when string, l *Ledger, want ...string) {
 	t.Helper()
 	var got []string
-	for _, r := range l.OwnRecords() {
+	for _, r := range l.Allocations() {
 		got = append(got, string(r.Claim.UID))
 	}
 	if !slices.Equal(got, want) {
@@ -166,8 +166,8 @@ func TestLoad_EarlierBootStaysAllocated(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("share", b.mps())
 	b.prepare("part", b.name(1, 19, 6))
-	now := records.AllocatedOf(b.Ledger.OwnRecords())
-	again := New(Options{Identity: testID, BootID: "the next", Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs})
+	now := records.AllocatedOf(b.Ledger.Allocations())
+	again := New(Options{Identity: testID, BootID: "the next", Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs.under})
 	NewFollower(again.Ledger, &fakeAPI{}, nil)
 	if err := again.Load(t.Context(), nil); err != nil || len(again.Ledger.Records()) > 0 {
 		t.Errorf("got %v, and records %v have outlived the boot", err, again.Ledger.Records())
@@ -175,7 +175,7 @@ func TestLoad_EarlierBootStaysAllocated(t *testing.T) {
 	wantAllocated(t, "after a reboot", again.Ledger, "part", "share")
 	for i := range 2 {
 		g := &b.backend.Load().hardware.Node().GPUs[i]
-		if was, is := now(g), records.AllocatedOf(again.Ledger.OwnRecords())(g); !slices.Equal(was.AllPlaces(), is.AllPlaces()) || len(is.AllPlaces()) != 1 {
+		if was, is := now(g), records.AllocatedOf(again.Ledger.Allocations())(g); !slices.Equal(was.AllPlaces(), is.AllPlaces()) || len(is.AllPlaces()) != 1 {
 			t.Errorf("GPU %d: allocated %+v, want what was before: %+v", i, is, was)
 		}
 	}
@@ -193,7 +193,7 @@ func TestPrepare_NotOffered(t *testing.T) {
 		wantError(t, err, "is not on this node")
 	}
 	wantAllocated(t, "not offered", b.Ledger, "gone")
-	allocated := records.AllocatedOf(b.Ledger.OwnRecords())(&node.GPUs[0])
+	allocated := records.AllocatedOf(b.Ledger.Allocations())(&node.GPUs[0])
 	node.Offers[0].Partitions = policy.NoPlaces(allocated.Places)
 	mustPrepare(t, b.Preparer, gone)
 }

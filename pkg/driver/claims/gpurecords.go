@@ -86,6 +86,11 @@ func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partiti
 	return all
 }
 
+// partitionsOf lists the partitions of a GPU that records name as created in the driver's present session.
+func (l *Ledger) partitionsOf(gpuDevice string) []gpu.Partition {
+	return l.index.on(gpuDevice, "").partitions(l.sessions.owns)
+}
+
 // amounts are what shares of a device take together.
 type amounts struct {
 	memory, cores int64

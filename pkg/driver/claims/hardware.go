@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// gate is the way to the hardware under one driver name: closed until the driver has answered, and whenever it is released.
+// gate is the way to the hardware: closed until the driver has answered, and whenever it is released.
 type gate struct {
 	backend atomic.Pointer[backend]
 	// begun is closed once it is known whether the hardware can be used.
@@ -23,65 +23,81 @@ type gate struct {
 	once  sync.Once
 	// calls are those that run now: each may use the hardware until it ends.
 	calls sync.RWMutex
-	names *names
-
+	// chosen is the driver name by which the node publishes.
+	chosen  string
 	holders FindHolders
 }
 
 // backend is what exists only once the driver has answered.
 type backend struct {
 	hardware Hardware
-	cdi      CDI
+	cdi      *namedCDI
 	holders  FindHolders
 	reason   error // why there is none yet
+}
+
+// namedCDI are the container device specs of each driver name.
+type namedCDI struct {
+	mu     sync.Mutex
+	byName map[string]CDI
+}
+
+// of fails where the specs of a former name are not there yet.
+func (c *namedCDI) of(driver string) (CDI, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cdi := c.byName[driver]; cdi != nil {
+		return cdi, nil
+	}
+	return nil, fmt.Errorf("the CDI spec of driver %s is not written yet", driver)
 }
 
 // errStarting is the reason until SetWaiting gives a better one.
 var errStarting = errors.New("the plugin is starting")
 
-func newGate(n *names, holders FindHolders) *gate {
-	g := &gate{begun: make(chan struct{}), names: n, holders: holders}
+func newGate(chosen string, holders FindHolders) *gate {
+	g := &gate{begun: make(chan struct{}), chosen: chosen, holders: holders}
 	if holders == nil {
 		g.holders = noHolders
 	}
-	g.backend.Store(&backend{reason: errStarting})
+	g.backend.Store(&backend{reason: errStarting, cdi: &namedCDI{}})
 	return g
 }
 
-// SetHardware lets Prepare work.
+// SetHardware lets Prepare work; cdi is of the chosen driver name.
 func (g *gate) SetHardware(hw Hardware, cdi CDI) {
-	g.backend.Store(&backend{hardware: hw, cdi: cdi, holders: g.holders})
+	g.backend.Store(&backend{hardware: hw, cdi: &namedCDI{byName: map[string]CDI{g.chosen: cdi}}, holders: g.holders})
 	g.begin()
 }
 
-// SetWaiting makes Prepare fail, under every driver name, with the reason why the hardware cannot be used yet.
+// SetWaiting makes Prepare fail with the reason why the hardware cannot be used yet.
 func (g *gate) SetWaiting(reason error) {
-	g.names.mu.Lock() // see Lend
-	defer g.names.mu.Unlock()
-	for _, o := range g.names.all {
-		o.backend.Store(&backend{reason: reason})
-		o.begin()
-	}
+	g.backend.Store(&backend{reason: reason, cdi: &namedCDI{}})
+	g.begin()
 }
 
 // Quiesce waits for calls that began before SetWaiting and may still use the hardware.
 func (g *gate) Quiesce() {
-	for _, o := range g.names.everyone() {
-		o.calls.Lock()
-		o.calls.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
-	}
+	g.calls.Lock()
+	g.calls.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
 }
 
-// Lend gives another driver name the hardware, as long as this one has it: both lose it by SetWaiting. It reports whether
-// the other has it.
-func (g *gate) Lend(other *Preparer, cdi CDI) bool {
-	g.names.mu.Lock()
-	defer g.names.mu.Unlock()
+// LacksCDI reports whether claims of a driver name cannot be prepared though the hardware can be used: SetCDI lets them, until
+// SetWaiting.
+func (g *gate) LacksCDI(driver string) bool {
 	b := g.backend.Load()
-	if b.hardware != nil {
-		other.SetHardware(b.hardware, cdi)
+	_, err := b.cdi.of(driver)
+	return b.hardware != nil && err != nil
+}
+
+// SetCDI lets claims of a former driver name be prepared with the hardware of the moment.
+func (g *gate) SetCDI(driver string, cdi CDI) {
+	c := g.backend.Load().cdi
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byName != nil { // else the driver is away
+		c.byName[driver] = cdi
 	}
-	return b.hardware != nil
 }
 
 // Ready reports whether the hardware can be used.

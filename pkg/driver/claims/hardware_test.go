@@ -15,7 +15,7 @@ func TestPrepare_PluginStarting(t *testing.T) {
 	t.Run("hardware is found", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
-			e := New(Options{Identity: testID, BootID: bootNow, Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs, API: &fakeAPI{}})
+			e := New(Options{Identity: testID, BootID: bootNow, Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs.under, API: &fakeAPI{}})
 			go func() {
 				<-time.After(5 * time.Second)
 				e.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
@@ -28,7 +28,7 @@ func TestPrepare_PluginStarting(t *testing.T) {
 	t.Run("there is none", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
-			e := New(Options{Identity: testID, BootID: bootNow, Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs, API: &fakeAPI{}})
+			e := New(Options{Identity: testID, BootID: bootNow, Store: b.Ledger.store, Locks: b.Ledger.locks, Specs: b.specs.under, API: &fakeAPI{}})
 			started := time.Now()
 			for _, reason := range []error{nil, errors.New("no driver")} {
 				want := errStarting.Error()

@@ -19,14 +19,15 @@ type index struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]*records.Record
 	byGPU   map[string]map[types.UID]*records.Record
-	// changed is called at every change, see Options.OnAllocate.
+	// changed is called at every change, see Options.OnAllocate; named with the driver name of each record.
 	changed func()
+	named   func(driver string)
 	// waiting is closed at the next change; nil while nobody waits for one.
 	waiting chan struct{}
 }
 
 func newIndex() *index {
-	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}, changed: func() {}}
+	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}, changed: func() {}, named: func(string) {}}
 }
 
 // get returns the record of a claim, or nil.
@@ -87,6 +88,7 @@ func byUID(all []*records.Record) []*records.Record {
 func (x *index) set(r *records.Record) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.named(r.Driver)
 	before := x.unlink(r.Claim.UID)
 	x.byClaim[r.Claim.UID] = r
 	for _, name := range r.GPUs() {

@@ -145,7 +145,7 @@ func (w *worker) release(ctx context.Context) error {
 		return err
 	}
 	w.sheltered = false
-	w.SetHardware(b.hardware, b.cdi)
+	w.SetHardware(b.hardware, w.specs)
 	w.Recover(ctx)
 	if err := w.retry(ctx); err != nil {
 		return err

@@ -146,7 +146,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err := sessions.Begin(nil); err != nil {
 		return err
 	}
-	o.Identity, o.Specs, o.Sharing, o.Sessions = compatibleID, w.specs, w.sharing, sessions
+	o.Identity, o.Specs, o.Sharing, o.Sessions = compatibleID, w.specs.under, w.sharing, sessions
 	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (w *worker) end(ctx context.Context, c *clusterClaim) error {
 		w.SetWaiting(gpu.ErrDriverNotLoaded)
 	}
 	err := w.Unprepare(ctx, refOf(deviceClaim(c.UID)))
-	w.SetHardware(b.hardware, b.cdi)
+	w.SetHardware(b.hardware, w.specs)
 	if err != nil {
 		return err
 	}

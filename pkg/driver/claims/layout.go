@@ -34,7 +34,7 @@ func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		name, offer := g.PCI.DeviceName(), node.Offer(g)
-		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.ledger.names.isChanging(name) {
+		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.ledger.isChanging(name) {
 			continue
 		}
 		if err := p.keepLayout(ctx, b, g, offer); err != nil {
@@ -148,7 +148,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 // partition is a problem.
 func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
 	name := g.PCI.DeviceName()
-	layout, claimed := p.ledger.layout(name), p.ledger.names.partitionsOf(name)
+	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
 	var all []gpu.Partition
 	for _, at := range wanted {
 		if part := (gpu.Partition{ProfileID: at.ProfileID, Placement: at.Placement}); !containsPlace(left, part) {
@@ -200,46 +200,4 @@ func placesOf(parts []gpu.Partition) []gpu.Place {
 		places = append(places, p.Place())
 	}
 	return places
-}
-
-// AdoptLayouts takes over what was created ahead of claims under another driver name, of which no plugin may run: it is
-// Cleave's all the same. The new record comes first: a kill in between leaves the place in both, and both are read before
-// anything is destroyed.
-func (p *Partitions) AdoptLayouts(ctx context.Context, from *Ledger) error {
-	if p.ledger.layouts.store == nil || from.layouts.store == nil {
-		return nil
-	}
-	devices, err := from.layouts.gpus()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, device := range devices {
-		if err := p.ledger.adoptLayout(ctx, from, device); err != nil {
-			errs = append(errs, fmt.Errorf("take over the layout of %s from driver %s: %w", device, from.id.Driver, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (l *Ledger) adoptLayout(ctx context.Context, from *Ledger, device string) error {
-	held, err := l.lockFor(ctx, "", []string{device})
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	theirs, err := from.layouts.store.Read(device)
-	if err != nil {
-		return err
-	}
-	if theirs != nil && theirs.BootID == l.bootID && l.sessions.current(device, theirs.Session) {
-		merged := mergedLayout(l.layout(device), theirs)
-		merged.Session = l.sessions.of(device)
-		if err := l.layouts.write(merged); err != nil {
-			return explainWrite(l.store.Dir(), err)
-		}
-		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver,
-			"partitions", len(theirs.Places))
-	}
-	return from.layouts.remove(device)
 }

@@ -260,7 +260,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	must(b.t, err)
 	o, err := stateIn(b.dir, hookedDisk{Disk: store.NewDisk(), step: step})
 	must(b.t, err)
-	o.Specs = b.specs
+	o.Specs = b.specs.under
 	e := New(o)
 	must(b.t, e.Load(b.t.Context(), nil))
 	e.SetHardware(offeredHardware{session, b.offers}, b.specs)

@@ -9,10 +9,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// takenPlaces say which places of GPUs are allocated, by claims of whatever driver name, prepared or not.
+// takenPlaces say which places of GPUs are allocated, by claims that are prepared or not.
 type takenPlaces struct{ *Ledger }
 
-// allocatedAt reports whether a claim of any driver name has anything of a GPU where a partition lies or is to be.
+// allocatedAt reports whether a claim has anything of a GPU where a partition lies or is to be.
 func (t takenPlaces) allocatedAt(gpuDevice string, at gpu.Place) bool {
 	want := extentAt(gpuDevice, at)
 	return t.recordedAt(gpuDevice, at) || len(t.allocated.unrecordedOn(gpuDevice).taking(want)) > 0
@@ -29,10 +29,9 @@ func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
 	})
 }
 
-// recordedAt reports whether a claim with a record, or one of another driver name, has anything of a GPU where a partition is to be.
+// recordedAt reports whether a claim with a record has anything of a GPU where a partition is to be.
 func (t takenPlaces) recordedAt(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return len(t.index.on(gpuDevice, "").taking(want)) > 0 || conflictWith(t.conflicts(gpuDevice), want) != nil
+	return len(t.index.on(gpuDevice, "").taking(extentAt(gpuDevice, at))) > 0
 }
 
 // LayoutPlaces are those in which the layout of a GPU was offered last, in whatever boot.

@@ -155,19 +155,6 @@ func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 	}
 }
 
-// mergedLayout has the places of both layouts of a GPU. Of two GPUs that were in one place, it has those of the own one.
-func mergedLayout(own, theirs *records.Layout) *records.Layout {
-	if own == nil {
-		own = theirs
-	}
-	merged := *own
-	merged.Places = slices.Clone(own.Places)
-	if own.UUID == theirs.UUID {
-		merged.Places = sortedPlaces(append(merged.Places, theirs.Places...))
-	}
-	return &merged
-}
-
 // sortedPlaces sorts places by their start, and has each once.
 func sortedPlaces(places []gpu.Place) []gpu.Place {
 	slices.SortFunc(places, func(a, b gpu.Place) int {

@@ -16,10 +16,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Ledger is what has been allocated and created under one driver name: records of claims and layouts of GPUs, on disk
-// and mirrored in memory, and the locks under which both may change.
+// Ledger is what has been allocated and created on the node, under whatever driver names: records of claims and layouts of GPUs,
+// on disk and mirrored in memory, and the locks under which both may change.
 type Ledger struct {
+	// id is of the chosen name, by which the node publishes.
 	id     Identity
+	names  driverNames
 	bootID string
 	store  *records.Store
 	locks  *Locks
@@ -29,13 +31,12 @@ type Ledger struct {
 	corrupt   corruptRecords
 	layouts   layouts
 	sessions  sessions
-	names     *names
+	// changing are the GPUs, by device, whose MIG mode is being changed: what is done for all GPUs leaves them out, as it would
+	// wait for their locks.
+	changing sync.Map
 	// changed is called when what Occupied returns may have changed, see Options.
 	changed func()
 }
-
-// Driver is the name under which the claims are allocated.
-func (l *Ledger) Driver() string { return l.id.Driver }
 
 // Records are what all claims have been allocated, in order of claim UID; they must not be changed.
 func (l *Ledger) Records() []*records.Record { return l.index.claims() }
@@ -51,25 +52,41 @@ func (l *Ledger) Claim(uid types.UID) records.Claim {
 	return records.Claim{UID: uid}
 }
 
-// AllRecords are what claims of all driver names have been allocated, as far as it is known: records, in order of names and
-// claim UIDs, and after those of a name its claims that have none. They must not be changed.
-func (l *Ledger) AllRecords() []*records.Record {
-	var all []*records.Record
-	for _, o := range l.names.ledgers() {
-		all = append(all, o.OwnRecords()...)
-	}
-	return all
+// Allocations are what claims have been allocated, as far as it is known: Records and, after them, Unrecorded. They must not be
+// changed.
+func (l *Ledger) Allocations() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
+
+// Under keeps those of a list that are of a driver name.
+func Under(driver string, all []*records.Record) []*records.Record {
+	return slices.DeleteFunc(all, func(r *records.Record) bool { return r.Driver != driver })
 }
 
-// OwnRecords are AllRecords of this driver name alone.
-func (l *Ledger) OwnRecords() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
+// isChanging reports whether the MIG mode of a GPU is being changed.
+func (l *Ledger) isChanging(device string) bool {
+	_, changing := l.changing.Load(device)
+	return changing
+}
+
+// corruptOn are the claims whose records were set aside and that may have something of a GPU: those that have been allocated
+// something of it, and those whose allocations are not known.
+func (l *Ledger) corruptOn(gpuDevice string) []types.UID {
+	return slices.DeleteFunc(l.corrupt.all(), func(uid types.UID) bool {
+		r := l.allocated.get(uid)
+		return r != nil && !slices.Contains(r.GPUs(), gpuDevice)
+	})
+}
+
+// accountsFor reports whether a claim has a record, or had one that is corrupt.
+func (l *Ledger) accountsFor(uid types.UID) bool {
+	return l.corrupt.has(uid) || l.index.get(uid) != nil
+}
 
 // Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
 func (l *Ledger) Unrecorded() []*records.Record { return l.allocated.without(l.allocated.claims()) }
 
 // view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
 type view struct {
-	// have is the claim's own record, others are those of other claims, by GPU.
+	// have is the claim's own record, others are those of other claims of its driver name, by GPU.
 	have   *records.Record
 	others map[string]gpuRecords
 	// known is what the claim was known to have been allocated before it was prepared; nil for nothing.
@@ -78,12 +95,15 @@ type view struct {
 	conflicts map[string][]conflict
 }
 
-// look takes the one look into the index that a Prepare needs; the caller holds the GPUs' locks.
-func (l *Ledger) look(uid types.UID, gpus []string) view {
+// look takes the one look into the index that a Prepare under a driver name needs; the caller holds the GPUs' locks.
+func (l *Ledger) look(uid types.UID, driver string, gpus []string) view {
 	v := view{conflicts: map[string][]conflict{}, known: l.allocated.get(uid)}
 	v.have, v.others = l.index.look(uid, gpus)
 	for _, name := range gpus {
-		if conflicts := slices.DeleteFunc(l.conflicts(name), func(c conflict) bool { return c.waits }); len(conflicts) > 0 {
+		o := v.others[name]
+		o.all = Under(driver, o.all)
+		v.others[name] = o
+		if conflicts := slices.DeleteFunc(l.conflicts(name, driver), func(c conflict) bool { return c.waits }); len(conflicts) > 0 {
 			v.conflicts[name] = conflicts
 		}
 	}

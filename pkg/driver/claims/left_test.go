@@ -58,7 +58,7 @@ func (b *leftBed) want(t *testing.T, step string, kept bool) {
 	if got := slices.Contains(b.Partitions.Occupied(), gpuName(1)); got != kept {
 		t.Errorf("%s: the GPU is occupied: %t, want %t", step, got, kept)
 	}
-	if _, err := b.Preparer.prepare(t.Context(), claimOn("next", 1), terms{}); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
+	if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("next", 1), terms{}); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
 		t.Errorf("%s: Prepare of the next claim: %v, want a refusal: %t", step, err, kept)
 	}
 }
@@ -237,7 +237,7 @@ func TestPrepare_ProcessLeftOfEarlierAllocation(t *testing.T) {
 		mustPrepare(t, b.Preparer, b.claim)
 		b.claim = claimOf("a", result("gpu/y", 1))
 		b.claim.Status.ReservedFor[0].UID = "pod-2"
-		_, err := b.Preparer.prepare(t.Context(), b.claim, terms{})
+		_, err := b.Named(testDriver).prepare(t.Context(), b.claim, terms{})
 		wantError(t, err, "4711")
 		mustUnprepare(t, b.Preparer, b.claim)
 		b.want(t, "while its first pod runs", true)
@@ -272,7 +272,7 @@ func TestPrepare_ProcessLeftOfClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLeftBed(t, claimOn("a", 1))
 		for _, i := range []int{1, 2} {
-			_, err := b.Preparer.prepare(t.Context(), claimOn("a", i), terms{})
+			_, err := b.Named(testDriver).prepare(t.Context(), claimOn("a", i), terms{})
 			wantError(t, err, "4711")
 		}
 		b.want(t, "after that", true)

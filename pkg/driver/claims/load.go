@@ -45,14 +45,16 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		if r.BootID != p.Ledger.bootID {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.Ledger.bootID)
 			p.Ledger.allocated.enter(allocationOf(r))
-			if err := p.forget(uid); err != nil {
+			if err := p.forget(r); err != nil {
 				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}
 			continue
 		}
 		p.Ledger.index.set(r)
 	}
-	missRecords(ctx, p.Ledger, p.specs)
+	for _, driver := range p.Ledger.names.all() {
+		missRecords(ctx, p.Ledger, p.specs(driver))
+	}
 	p.Ledger.layouts.load(ctx, p.Ledger.bootID, notify)
 	if err := p.Modes.load(ctx); err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/cleave-dra/cleave/pkg/domain/store"
@@ -26,8 +25,6 @@ type Locks struct {
 	// dir has a file for each GPU. All plugins of a node share it, whatever their driver's name.
 	dir  string
 	self []byte
-	// doubts is raised when memory may lack what disk has, see Doubt.
-	doubts atomic.Uint64
 
 	mu    sync.Mutex
 	byGPU map[string]*gpuLock
@@ -39,8 +36,6 @@ type gpuLock struct {
 	file      *os.File
 	// stale: another process held the lock and nobody has looked yet at what it did.
 	stale bool
-	// settled are the doubts at the last look.
-	settled uint64
 }
 
 const instanceIDSize = 16
@@ -56,14 +51,9 @@ func OpenLocks(dir string) (*Locks, error) {
 	return &Locks{dir: dir, self: self, byGPU: map[string]*gpuLock{}}, nil
 }
 
-// Doubt has every Acquire report Stale once more: there are records on disk that nobody has looked at.
-func (l *Locks) Doubt() { l.doubts.Add(1) }
-
 // Held is a set of locks that are held.
 type Held struct {
 	locks []*gpuLock
-	// doubts when the locks were taken.
-	doubts uint64
 	// Stale: another process, or an earlier life of this one, held one of the locks in between.
 	Stale bool
 }
@@ -73,7 +63,7 @@ type Held struct {
 func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
 	names = slices.Clone(names)
 	slices.Sort(names)
-	held := &Held{doubts: l.doubts.Load()}
+	held := &Held{}
 	for _, name := range slices.Compact(names) {
 		if err := l.acquireOne(ctx, name, held); err != nil {
 			held.Release()
@@ -102,14 +92,14 @@ func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 			return fmt.Errorf("write the holder's id: %w", err)
 		}
 	}
-	held.Stale = held.Stale || lock.stale || lock.settled != held.doubts
+	held.Stale = held.Stale || lock.stale
 	return nil
 }
 
 // Seen notes that the caller knows now what is allocated of the GPUs. Until then every Acquire reports Stale again.
 func (h *Held) Seen() {
 	for _, lock := range h.locks {
-		lock.stale, lock.settled = false, h.doubts
+		lock.stale = false
 	}
 }
 

@@ -104,7 +104,7 @@ func (p *Partitions) LeaveMIGMode(ctx context.Context) {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		o, changing := node.Offer(g), p.ledger.names.isChanging(g.PCI.DeviceName())
+		o, changing := node.Offer(g), p.ledger.isChanging(g.PCI.DeviceName())
 		if o.Partitions == nil || !o.Partitions.DisableWhenIdle || !p.idle(g) || changing {
 			continue
 		}

@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"k8s.io/klog/v2"
 
@@ -84,45 +83,4 @@ func (m *Modes) done(device string) error {
 	}
 	m.note(device, false)
 	return nil
-}
-
-// Adopt takes over the changes that were begun under another driver name, of which no plugin may run. The new record comes first:
-// a kill in between leaves it in both, and a change can be finished twice.
-func (m *Modes) Adopt(ctx context.Context, driver string, from *records.ModeStore) error {
-	if m.ModeOptions == nil {
-		return nil
-	}
-	devices, err := from.Names()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, device := range devices {
-		if err := m.adopt(ctx, driver, from, device); err != nil {
-			errs = append(errs, fmt.Errorf("take over the change of the MIG mode of %s from driver %s: %w", device, driver, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (m *Modes) adopt(ctx context.Context, driver string, from *records.ModeStore, device string) error {
-	held, err := m.ledger.lockFor(ctx, "", []string{device})
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	theirs, err := from.Read(device)
-	corrupt := (*store.CorruptError)(nil)
-	switch {
-	case errors.As(err, &corrupt):
-		m.note(device, true)
-	case err != nil:
-		return err
-	case theirs != nil && theirs.BootID == m.ledger.bootID && !m.Left()[device]:
-		if err := m.write(theirs); err != nil {
-			return err
-		}
-		klog.FromContext(ctx).Info("Took over a change of the MIG mode from another driver name", "gpu", device, "driver", driver)
-	}
-	return from.Remove(device)
 }

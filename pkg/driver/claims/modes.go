@@ -69,7 +69,7 @@ func (m *Modes) Left() map[string]bool {
 // Begin begins the change of a GPU's mode, or finishes an earlier one where the GPU is in the mode already. From now on the GPU
 // is left out of what Partitions does for all GPUs, until the function returns that does it.
 func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context) error) {
-	changing := &m.ledger.names.changing
+	changing := &m.ledger.changing
 	changing.Store(device, true)
 	return func(ctx context.Context) error {
 		defer changing.Delete(device)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
-	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
@@ -92,30 +91,6 @@ func TestModes_Load(t *testing.T) {
 	}
 }
 
-// What another driver name began is finished under this one.
-func TestModes_Adopt(t *testing.T) {
-	b := newModeBed(t)
-	theirs, err := records.OpenModes(store.NewDisk(), filepath.Join(t.TempDir(), "modes"))
-	must(t, err)
-	g := &b.session.Node().GPUs[0]
-	if err := errors.Join(
-		theirs.Write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}),
-		theirs.Write(&records.ModeChange{Format: 1, BootID: "before", GPU: b.name(1), UUID: "GPU-1", Persistence: true}),
-		os.WriteFile(filepath.Join(theirs.Dir(), b.name(2)+".json"), []byte("{"), 0o600),
-	); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // a kill may repeat it
-		must(t, b.Modes.Adopt(t.Context(), "gpu.example.com", theirs))
-	}
-	equal(t, "left", map[string]bool{b.name(0): true, b.name(2): true}, b.Modes.Left())
-	if names, err := theirs.Names(); err != nil || len(names) > 0 {
-		t.Errorf("the other name keeps %v, %v", names, err)
-	}
-	must(t, b.change(0))
-	b.wantMode(0, gpuState{Persistence: true})
-}
-
 // brokenTool does nothing of what it is asked for, and says so of modes.
 type brokenTool struct {
 	simTool
@@ -173,7 +148,7 @@ func (o otherTool) Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, er
 func TestModes_LeftInOtherMode(t *testing.T) {
 	b := newModeBed(t)
 	reread := 0
-	b.SetHardware(rereadHardware{modeHardware{b.session, func() []bool { return b.wants }}, &reread}, b.backend.Load().cdi)
+	b.SetHardware(rereadHardware{modeHardware{b.session, func() []bool { return b.wants }}, &reread}, b.specs)
 	b.Modes.Tool = otherTool{simTool{root: b.root}}
 	b.Modes.note(b.name(0), true)
 	must(t, b.change(0))
@@ -183,20 +158,6 @@ func TestModes_LeftInOtherMode(t *testing.T) {
 	b.wantMode(0, outOfMIG)
 }
 
-// All driver names leave a GPU alone whose mode is being changed.
-func TestModes_ChangingIsShared(t *testing.T) {
-	b, other := newModeBed(t), newModeBed(t)
-	b.AddPeer(other.Preparer)
-	run := b.Modes.Begin(b.name(0), false)
-	if !other.Ledger.names.isChanging(b.name(0)) || other.Ledger.names.isChanging(b.name(1)) {
-		t.Error("another driver name does not know which GPU is being changed")
-	}
-	must(t, run(t.Context()))
-	if other.Ledger.names.isChanging(b.name(0)) {
-		t.Error("it counts as being changed after that")
-	}
-}
-
 // Nobody waits for the lock of a GPU to set time slices that no claim has.
 func TestRecover_LockedGPU(t *testing.T) {
 	b := newBed(t)
@@ -204,7 +165,7 @@ func TestRecover_LockedGPU(t *testing.T) {
 	must(t, err)
 	defer held.Release()
 	b.serve(testDriver, 1, "stray")
-	b.Ledger.names.changing.Store(gpuName(1), true)
+	b.Ledger.changing.Store(gpuName(1), true)
 	b.Shares.restored.Store(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // who waits for a lock gives up at once

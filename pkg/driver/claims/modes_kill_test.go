@@ -112,7 +112,7 @@ func (w *modeWorker) open(ctx context.Context) error {
 	if err := errors.Join(err, modesErr, specsErr); err != nil {
 		return err
 	}
-	o.Specs = specs
+	o.Specs = specs.under
 	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims}
 	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {

@@ -34,16 +34,17 @@ const (
 func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	device := g.PCI.DeviceName()
 	var names []string
-	for _, r := range m.ledger.index.on(device, "").all {
+	chosen := m.ledger.id.Driver
+	for _, r := range Under(chosen, m.ledger.index.on(device, "").all) {
 		names = append(names, r.Claim.String())
 	}
-	for _, c := range m.ledger.conflicts(device) {
+	for _, c := range m.ledger.conflicts(device, chosen) {
 		names = append(names, c.String())
 	}
 	if len(names) > 0 {
 		return fmt.Errorf("it is allocated to claims %s: %w", strings.Join(slices.Compact(names), ", "), gpu.ErrInUse)
 	}
-	if corrupt := m.ledger.names.corruptOn(device); len(corrupt) > 0 {
+	if corrupt := m.ledger.corruptOn(device); len(corrupt) > 0 {
 		return fmt.Errorf("claims %v have corrupt records and may be using the GPU: %w", corrupt, gpu.ErrInUse)
 	}
 	if err := m.checkUnprepared(ctx, device); err != nil {
@@ -87,12 +88,9 @@ func (m *Modes) unprepared(ctx context.Context, device string, most int) (found 
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	err = m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		for _, l := range m.ledger.names.ledgers() {
-			r := allocation(claim, nil, l.id)
-			if r != nil && slices.Contains(r.GPUs(), device) && l.index.get(claim.UID) == nil {
-				found = append(found, r.Claim)
-				break
-			}
+		r := m.ledger.allocation(claim, nil)
+		if r != nil && slices.Contains(r.GPUs(), device) && m.ledger.index.get(claim.UID) == nil {
+			found = append(found, r.Claim)
 		}
 		return len(found) < most
 	})

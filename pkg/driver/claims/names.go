@@ -3,96 +3,107 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// A node's GPUs may be allocated under more than one driver name: after a change of --driver-name, claims of the earlier
-// name keep what they have until their pods end. Each name has a Preparer, with its own records, layouts and CDI specs; all
-// share the hardware and the locks. What is allocated under one, the others do not allocate, destroy or count as unmanaged.
+// A node's GPUs may be allocated under more than one driver name: after a change of --driver-name, claims of the former name keep
+// their devices until their pods end. One ledger has the claims of all names. Devices allocated under one name are not allocated
+// under another, since the scheduler counts each name alone.
 
-// names are the Preparers of all driver names in this process.
-type names struct {
-	mu  sync.Mutex
-	all []*Preparer // in order of names
-	// changing are the GPUs, by device, whose MIG mode is being changed: what is done for all GPUs leaves them out, as it would
-	// wait for their locks.
-	changing sync.Map
-	// find is called when another process may have begun to serve the node by another name, see Options.OnOtherProcess.
-	find func(ctx context.Context)
+// driverNames are the names under which GPUs of the node are allocated.
+type driverNames struct {
+	// chosen is the name by which the node publishes.
+	chosen string
+	mu     sync.Mutex
+	former []string // sorted
 }
 
-// AddPeer has two driver names respect each other's claims. Their locks must be the same. Call it before the other is used.
-func (p *Preparer) AddPeer(other *Preparer) {
-	n := p.names
+// all are the names, the chosen one first.
+func (n *driverNames) all() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	other.names, other.Ledger.names = n, n
-	n.all = append(slices.Clone(n.all), other)
-	slices.SortFunc(n.all, func(a, b *Preparer) int { return cmp.Compare(a.Ledger.id.Driver, b.Ledger.id.Driver) })
+	return append([]string{n.chosen}, n.former...)
 }
 
-// RemovePeer undoes AddPeer: nothing is allocated under the other's name any more.
-func (p *Preparer) RemovePeer(other *Preparer) {
-	n := p.names
+// add adds a former name.
+func (n *driverNames) add(driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.all = slices.DeleteFunc(slices.Clone(n.all), func(o *Preparer) bool { return o == other })
-}
-
-// isChanging reports whether the MIG mode of a GPU is being changed.
-func (n *names) isChanging(device string) bool {
-	_, changing := n.changing.Load(device)
-	return changing
-}
-
-// everyone are the Preparers of all names, in order of names; the list must not be changed.
-func (n *names) everyone() []*Preparer {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.all
-}
-
-// ledgers are those of all names, in order of names.
-func (n *names) ledgers() []*Ledger {
-	all := make([]*Ledger, 0, 1)
-	for _, p := range n.everyone() {
-		all = append(all, p.Ledger)
+	if at, found := slices.BinarySearch(n.former, driver); driver != n.chosen && !found {
+		n.former = slices.Insert(slices.Clone(n.former), at, driver)
 	}
-	return all
 }
 
-// others are the ledgers of all names but one.
-func (n *names) others(l *Ledger) []*Ledger {
-	return slices.DeleteFunc(n.ledgers(), func(o *Ledger) bool { return o == l })
+func (n *driverNames) remove(driver string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.former = slices.DeleteFunc(slices.Clone(n.former), func(name string) bool { return name == driver })
 }
 
-// corruptOn are the claims of all names whose records were set aside and that may
-// have something of a GPU: those that have been allocated something of it, and those of which
-// that is not known.
-func (n *names) corruptOn(gpuDevice string) []types.UID {
-	var all []types.UID
-	for _, l := range n.ledgers() {
-		for _, uid := range l.corrupt.all() {
-			if r := l.allocated.get(uid); r == nil || slices.Contains(r.GPUs(), gpuDevice) {
-				all = append(all, uid)
+// AddName has claims count that are allocated GPUs of the node under a former driver name.
+func (l *Ledger) AddName(driver string) { l.names.add(driver) }
+
+// RemoveName undoes AddName, once nothing is allocated under the name any more.
+func (l *Ledger) RemoveName(driver string) { l.names.remove(driver) }
+
+// FormerNames are the names of AddName and of claims with a record, but for the chosen one, sorted.
+func (l *Ledger) FormerNames() []string { return l.names.all()[1:] }
+
+// identity is the node's part of allocations under a name.
+func (l *Ledger) identity(driver string) Identity { return Identity{Driver: driver, Pool: l.id.Pool} }
+
+// named returns the name under which a claim is allocated a device of the node; empty if it is allocated none.
+func (l *Ledger) named(claim *resourceapi.ResourceClaim) string {
+	if claim.Status.Allocation != nil {
+		names := l.names.all()
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			if r.Pool == l.id.Pool && slices.Contains(names, r.Driver) {
+				return r.Driver
 			}
 		}
 	}
-	return all
+	return ""
 }
 
-// accountFor reports whether a claim has a record, of whatever name, or had one that is corrupt.
-func (n *names) accountFor(uid types.UID) bool {
-	return slices.ContainsFunc(n.ledgers(), func(l *Ledger) bool { return l.corrupt.has(uid) || l.index.get(uid) != nil })
+// Named serves the claims of one driver name. All methods are safe for concurrent use.
+type Named struct {
+	*Preparer
+	id Identity
+}
+
+// Named serves the claims of a driver name: the chosen one, or a former one.
+func (p *Preparer) Named(driver string) Named { return Named{p, p.Ledger.identity(driver)} }
+
+// Driver is the name.
+func (p Named) Driver() string { return p.id.Driver }
+
+// Records are those of the name's claims, in order of claim UID; they must not be changed.
+func (p Named) Records() []*records.Record { return Under(p.id.Driver, p.Ledger.index.claims()) }
+
+// Record is the record of a claim of the name, nil if it has none. It must not be changed.
+func (p Named) Record(uid types.UID) *records.Record {
+	if r := p.Ledger.index.get(uid); r != nil && r.Driver == p.id.Driver {
+		return r
+	}
+	return nil
+}
+
+// Prepare is Preparer.Prepare for a claim of the chosen name.
+func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	return p.Named(p.Ledger.id.Driver).Prepare(ctx, claim)
+}
+
+// Unprepare is Named.Unprepare for a claim of the chosen name.
+func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	return p.Named(p.Ledger.id.Driver).Unprepare(ctx, claim)
 }
 
 // conflict is a device that is allocated under another driver name.
@@ -106,29 +117,30 @@ type conflict struct {
 
 func (c *conflict) String() string { return fmt.Sprintf("claim %s of driver %s", c.claim, c.driver) }
 
-// conflicts are what is allocated of a GPU under other driver names: in order of names, records first, by claim UID.
-func (l *Ledger) conflicts(gpuDevice string) []conflict {
+// conflicts are the devices of a GPU that are allocated under other driver names than one: records first, by claim UID.
+func (l *Ledger) conflicts(gpuDevice, driver string) []conflict {
 	var all []conflict
-	for _, o := range l.names.others(l) {
-		for _, x := range []*index{o.index, o.allocated.index} {
-			for _, r := range x.on(gpuDevice, "").all {
-				for _, e := range extentsOf(r, gpuDevice) {
-					all = append(all, conflict{e, o.id.Driver, r.Claim, x != o.index && precedes(l, o)})
-				}
+	for _, x := range []*index{l.index, l.allocated.index} {
+		for _, r := range x.on(gpuDevice, "").all {
+			if r.Driver == driver {
+				continue
+			}
+			for _, e := range extentsOf(r, gpuDevice) {
+				all = append(all, conflict{e, r.Driver, r.Claim, x != l.index && l.precedes(driver, r.Driver)})
 			}
 		}
 	}
 	return all
 }
 
-// precedes decides between two claims of one GPU that were allocated under two names, and of which neither is prepared: if each waited
-// for the other, neither would ever be. The name by which the node publishes nothing precedes: its allocations end, and keep others
-// from being made. Whichever claim is prepared first keeps the other waiting by its record.
-func precedes(l, o *Ledger) bool {
-	if l.allocated.unpublished != o.allocated.unpublished {
-		return l.allocated.unpublished
+// precedes decides between two claims of one GPU that were allocated under two names, neither of them prepared: if each waited for
+// the other, neither would ever be. A former name precedes the chosen one: its allocations end, and keep others from being made.
+// Whichever claim is prepared first keeps the other waiting by its record.
+func (l *Ledger) precedes(a, b string) bool {
+	if chosen := l.id.Driver; (a == chosen) != (b == chosen) {
+		return b == chosen
 	}
-	return l.id.Driver < o.id.Driver
+	return a < b
 }
 
 // conflictWith returns the first that leaves no room for a device, or nil.
@@ -138,40 +150,4 @@ func conflictWith(all []conflict, want extent) *conflict {
 		return nil
 	}
 	return &all[i]
-}
-
-// LoadReadOnly reads the records of the driver name and changes nothing on disk: a plugin of that name may be running. Records
-// that cannot be read are passed over.
-func (l *Ledger) LoadReadOnly(ctx context.Context) error {
-	uids, err := l.store.Names()
-	if err != nil {
-		return err
-	}
-	known := map[types.UID]*records.Record{}
-	for _, r := range l.index.claims() {
-		known[r.Claim.UID] = r
-	}
-	for _, uid := range uids {
-		r, err := l.store.Read(uid)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Could not read a claim record of another driver name", "driver", l.id.Driver, "claimUID", uid)
-			delete(known, uid) // what memory knows of it is all there is
-			continue
-		}
-		if r == nil || r.BootID != l.bootID {
-			continue
-		}
-		l.index.set(r)
-		delete(known, uid)
-	}
-	for _, r := range known {
-		l.allocated.keep(r)
-		l.index.removeIf(r)
-	}
-	devices, err := l.layouts.gpus()
-	if err != nil {
-		return err
-	}
-	l.layouts.reload(ctx, l.bootID, devices)
-	return nil
 }

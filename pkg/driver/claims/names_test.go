@@ -3,10 +3,8 @@
 package claims
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -27,77 +25,36 @@ const (
 	nameB = "gpu.nvidia.com"
 )
 
-// process is one plugin process on a simulated node: the engine of its own name, and those of the names whose state it
-// found.
+// process is one plugin process on a simulated node, which serves the node by a name.
 type process struct {
 	*Preparer
-	t      testing.TB
-	root   string
-	node   *sim.Node
-	own    string
-	byName map[string]*Preparer
-	locks  *Locks
-	disk   *faultyDisk
+	own  string
+	disk *faultyDisk
 }
 
-// startProcess starts a plugin by a name. The state of a name is a directory, and what it finds there it loads.
+// startProcess starts a plugin by a name. What plugins of other names have left it finds on disk.
 func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	t.Helper()
-	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}, disk: newDisk()}
-	locks, err := OpenLocks(filepath.Join(root, "_cleave"))
+	p := &process{own: own, disk: newDisk()}
+	o, err := stateIn(root, p.disk)
 	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(root, own, "locks"), 0o700))
-	p.locks = locks
-	p.Preparer = p.open(own)
-	p.Ledger.names.find = func(ctx context.Context) {
-		for _, e := range p.find() {
-			must(t, e.Ledger.LoadReadOnly(ctx))
-			if b := p.backend.Load(); b.hardware != nil {
-				e.SetHardware(b.hardware, e.specs.(*specDir))
-			}
-		}
+	specs := map[string]*specDir{}
+	for _, name := range []string{nameA, nameB} {
+		specs[name], err = specsIn(filepath.Join(root, name))
+		must(t, err)
 	}
-	p.find()
+	o.Identity = Identity{Driver: own, Pool: testPool}
+	o.Specs = func(driver string) SpecRemover { return specs[driver] }
+	p.Preparer = New(o)
+	must(t, p.Load(t.Context(), nil))
 	session, err := simulated.OpenNode(t.Context(), node)
 	must(t, err)
+	p.SetHardware(offeredHardware{session, nil}, specs[own])
 	for _, name := range []string{nameA, nameB} {
-		e := p.byName[name]
-		if e == nil {
-			continue
-		}
-		must(t, e.Load(t.Context(), nil))
-		e.SetHardware(offeredHardware{session, nil}, e.specs.(*specDir))
+		p.SetCDI(name, specs[name])
 	}
-	for _, name := range []string{nameA, nameB} {
-		if e := p.byName[name]; e != nil {
-			e.Recover(t.Context())
-		}
-	}
+	p.Recover(t.Context())
 	return p
-}
-
-// find opens the names whose state is there and that it does not know yet.
-func (p *process) find() []*Preparer {
-	var found []*Preparer
-	for _, name := range []string{nameA, nameB} {
-		if state, err := filepath.Glob(filepath.Join(p.root, name, "claims")); err == nil && len(state) > 0 && p.byName[name] == nil {
-			e := p.open(name)
-			p.AddPeer(e)
-			p.locks.Doubt()
-			found = append(found, e)
-		}
-	}
-	return found
-}
-
-func (p *process) open(name string) *Preparer {
-	p.t.Helper()
-	o, err := stateIn(filepath.Join(p.root, name), p.disk)
-	must(p.t, err)
-	o.Identity, o.Locks, o.Specs = Identity{Driver: name, Pool: testPool}, p.locks, &specDir{dir: p.t.TempDir()}
-	e := New(o)
-	p.byName[name] = e
-	return e
 }
 
 // of gives a claim's devices to another driver name.
@@ -154,10 +111,10 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("alongside", alongside)))
 
 	// A kubelet that restarted asks again, by the name of the claim.
-	mustPrepare(t, now.byName[nameA], deviceClaim("part", g(1, 19, 6)))
+	mustPrepare(t, now.Named(nameA), deviceClaim("part", g(1, 19, 6)))
 	// The pods of the other name end, and what they had can be allocated.
-	mustUnprepare(t, now.byName[nameA], deviceClaim("whole"))
-	mustUnprepare(t, now.byName[nameA], deviceClaim("part"))
+	mustUnprepare(t, now.Named(nameA), deviceClaim("whole"))
+	mustUnprepare(t, now.Named(nameA), deviceClaim("part"))
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
 	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@0", "1 19@6"}) {
 		t.Errorf("partitions are %v", got)
@@ -171,25 +128,26 @@ func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
 		root := t.TempDir()
 		startProcess(t, root, nameA, node).die()
 		now := startProcess(t, root, nameB, node)
-		other, device := now.byName[nameA], gpuOfNode(node, t, 0)
+		other, device := now.Named(nameA), gpuOfNode(node, t, 0)
 		old, next := deviceClaim("old", device), of(nameB, deviceClaim("next", device))
 		api := &fakeAPI{claims: claimList(old, next)}
-		inventory := func() *gpu.Node { return now.backend.Load().hardware.Node().Node }
-		unpublished, follower := NewUnpublishedFollower(other.Ledger, api, inventory), NewFollower(now.Ledger, api, inventory)
+		follower := NewFollower(now.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
 		must(t, follower.List(t.Context()))
-		if publishedFirst { // before it is known what the other name has
+		if publishedFirst { // before the other name is known
 			mustPrepare(t, now.Preparer, next)
-			must(t, unpublished.List(t.Context()))
+			now.Ledger.AddName(nameA)
+			must(t, follower.List(t.Context()))
 			wantRefused(t, other, old, "claim ns/claim-next (next) of driver gpu.nvidia.com")
 			continue
 		}
-		must(t, unpublished.List(t.Context()))
+		now.Ledger.AddName(nameA)
+		must(t, follower.List(t.Context()))
 		wantRefused(t, now.Preparer, next, "claim ns/claim-old (old) of driver gpu.cleave.dev")
 		mustPrepare(t, other, old)
 		wantRefused(t, now.Preparer, next, "claim ns/claim-old (old) of driver gpu.cleave.dev")
 		mustUnprepare(t, other, old)
 		api.claims = claimList(next)
-		must(t, unpublished.List(t.Context()))
+		must(t, follower.List(t.Context()))
 		mustPrepare(t, now.Preparer, next)
 	}
 }
@@ -201,10 +159,11 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
 	startProcess(t, root, nameA, node).die()
 	now := startProcess(t, root, nameB, node)
-	other := now.byName[nameA]
+	other := now.Named(nameA)
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
 	api := &fakeAPI{claims: waiting}
-	allocated := NewUnpublishedFollower(other.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
+	now.Ledger.AddName(nameA)
+	allocated := NewFollower(now.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
 	if err := allocated.List(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -245,10 +204,8 @@ func churnNames(t *testing.T, random *rand.Rand) {
 			processes[at] = startProcess(t, root, []string{nameA, nameB}[random.IntN(2)], node)
 		case random.IntN(3) == 0 && len(uids) > 0:
 			claim := allocated[uids[random.IntN(len(uids))]]
-			if e := p.byName[claim.Status.Allocation.Devices.Results[0].Driver]; e != nil {
-				mustUnprepare(t, e, claim)
-				delete(allocated, claim.UID)
-			}
+			mustUnprepare(t, p.Named(claim.Status.Allocation.Devices.Results[0].Driver), claim)
+			delete(allocated, claim.UID)
 		default:
 			device := gpuOfNode(node, t, random.IntN(2))
 			if random.IntN(3) > 0 {
@@ -263,7 +220,7 @@ func churnNames(t *testing.T, random *rand.Rand) {
 	}
 	p := startProcess(t, root, nameA, node)
 	for _, uid := range sortedClaims(allocated) {
-		mustUnprepare(t, p.byName[allocated[uid].Status.Allocation.Devices.Results[0].Driver], allocated[uid])
+		mustUnprepare(t, p.Named(allocated[uid].Status.Allocation.Devices.Results[0].Driver), allocated[uid])
 	}
 	if got := instancesOf(t, node); len(got) > 0 {
 		t.Errorf("partitions %v are left", got)
@@ -282,13 +239,9 @@ func sortedClaims(claims map[types.UID]*resourceapi.ResourceClaim) []types.UID {
 // checkNothingTwice fails if records of any names, read from disk, exclude each other.
 func checkNothingTwice(t *testing.T, root string) {
 	t.Helper()
-	var all []*records.Record
-	for _, name := range []string{nameA, nameB} {
-		found, corrupt, err := records.List(store.Disk{}, filepath.Join(root, name, "claims"))
-		if err != nil || len(corrupt) > 0 {
-			t.Fatal(err, corrupt)
-		}
-		all = append(all, found...)
+	all, corrupt, err := records.List(store.Disk{}, filepath.Join(root, "claims"))
+	if err != nil || len(corrupt) > 0 {
+		t.Fatal(err, corrupt)
 	}
 	for i, r := range all {
 		for _, s := range all[:i] {
@@ -329,12 +282,12 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 
 		now := startProcess(t, root, nameB, node)
 		checkNothingTwice(t, root)
-		found := now.byName[nameA].Ledger.Records()
+		found := now.Ledger.Records()
 		_, prepareErr := now.Prepare(t.Context(), of(nameB, deviceClaim("y", g)))
 		if len(found) > 0 {
 			whole++
 			wantError(t, prepareErr, "of driver gpu.cleave.dev")
-			mustUnprepare(t, now.byName[nameA], claim)
+			mustUnprepare(t, now.Named(nameA), claim)
 			mustPrepare(t, now.Preparer, of(nameB, deviceClaim("y", g)))
 		} else {
 			gone++

@@ -34,10 +34,6 @@ func TestLocks_StaleAfterAnother(t *testing.T) {
 	if want := []bool{true, false, true, true, false}; !slices.Equal(got, want) {
 		t.Errorf("Stale is %v, want %v", got, want)
 	}
-	l.Doubt()
-	if got := []bool{take(l), take(l)}; !slices.Equal(got, []bool{true, false}) {
-		t.Errorf("Stale after Doubt is %v, want once", got)
-	}
 }
 
 // A lock on a file that was deleted excludes nobody.

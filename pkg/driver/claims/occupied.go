@@ -47,8 +47,8 @@ func (p *Partitions) Occupied() []string {
 func (p *Partitions) occupancyOf(g *gpu.GPU, offer *policy.Offer) occupancy {
 	name := g.PCI.DeviceName()
 	o := occupancy{
-		offer: offer, unclaimed: p.unclaimed.of(name), claimed: p.ledger.names.partitionsOf(name),
-		records: p.ledger.index.on(name, ""), conflicts: p.ledger.conflicts(name),
+		offer: offer, unclaimed: p.unclaimed.of(name), claimed: p.ledger.partitionsOf(name),
+		records: p.ledger.index.on(name, ""), conflicts: p.ledger.conflicts(name, p.ledger.id.Driver),
 	}
 	o.refused = p.refused.of(name, slices.Concat(o.unclaimed, o.claimed))
 	o.others = shapesOf(g, append(slices.Clone(o.unclaimed), placesOfConflicts(o.conflicts)...))

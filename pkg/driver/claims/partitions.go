@@ -27,8 +27,10 @@ type Partitions struct {
 
 // place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a
 // partition that other claims share, or one that the policy has claims get. Nothing else may be there: what is found in a
-// claim's place after a crash counts as its own. A claim whose record was lost takes over what lies there; lost is its UID.
-func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords, lost types.UID) error {
+// claim's place after a crash counts as its own. A claim whose record was lost takes over
+// what lies there; lost is the driver session that its spec notes of a device, nil for other claims.
+func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords,
+	lost func(device string) (session string)) error {
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
@@ -54,9 +56,9 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case d.offer.PartitionMode() == policy.Existing:
 		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: "+
 			"create it again, for instance with nvidia-smi mig -cgi, or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
-	case lost != "" && whole:
-		p.takeOver(ctx, b, d, found, lost)
-	case found != nil && lost == "":
+	case lost != nil && whole:
+		p.takeOver(ctx, d, found, lost(d.name))
+	case found != nil && lost == nil:
 		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w",
 			found.GI, d.name, gpu.ErrInsufficientResources)
 	}
@@ -65,10 +67,10 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 
 // takeOver gives a device the partition of a claim whose record was lost. It is the claim's own if nobody else can have created it since
 // the claim did: in the GPU's first session of the driver, or in the one that the claim's spec notes.
-func (p *Partitions) takeOver(ctx context.Context, b *backend, d *device, found *gpu.Partition, lost types.UID) {
+func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partition, noted string) {
 	name := d.gpu
 	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.name, "uuid", found.UUID)
-	if session := p.ledger.sessions.of(name); p.ledger.sessions.unbroken(name) || session == b.cdi.ClaimSession(lost, d.name) {
+	if session := p.ledger.sessions.of(name); p.ledger.sessions.unbroken(name) || session == noted {
 		p.unclaimed.remove(name, *found)
 	} else {
 		found.Existing = true // it may be someone else's, created since: the claim has it, and it is never destroyed
@@ -119,7 +121,7 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
 			return nil
 		}
-		corrupt := slices.DeleteFunc(p.ledger.names.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })
+		corrupt := slices.DeleteFunc(p.ledger.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })
 		if len(corrupt) > 0 {
 			return &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
 				d.Device, r.Claim, corrupt)}

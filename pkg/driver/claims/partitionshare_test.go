@@ -292,7 +292,7 @@ func TestPartitionShare_CorruptRecordElsewhere(t *testing.T) {
 				t.Errorf("the shared partition of another GPU is there: %t", got)
 			}
 			for i, may := range []bool{!known, true, !known} { // modes are changed where none may have the GPU
-				if got := b.names.corruptOn(b.name(i)); (len(got) > 0) != may {
+				if got := b.Ledger.corruptOn(b.name(i)); (len(got) > 0) != may {
 					t.Errorf("claims that may have GPU %d: %v, want any: %t", i, got, may)
 				}
 			}

@@ -138,7 +138,7 @@ func TestNewRecord(t *testing.T) {
 	admin := deviceFor("watch", 0)
 	admin.AdminAccess = true
 	want := &records.Record{
-		Format: records.Format, BootID: bootNow, Claim: records.Claim{Namespace: "ns", Name: "claim-u", UID: "u"},
+		Format: records.Format, BootID: bootNow, Driver: testDriver, Claim: records.Claim{Namespace: "ns", Name: "claim-u", UID: "u"},
 		Pods:    []types.UID{"pod-uid"},
 		Devices: []records.Device{deviceFor("main/sub", 2), admin},
 	}

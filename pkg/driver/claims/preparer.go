@@ -21,7 +21,8 @@ type Options struct {
 	BootID string
 	Store  *records.Store
 	Locks  *Locks
-	Specs  SpecRemover
+	// Specs removes the CDI specs of the claims of a driver name.
+	Specs func(driver string) SpecRemover
 	// Layouts are kept there; nil where GPUs are not partitioned ahead of claims.
 	Layouts *records.LayoutStore
 	// Modes changes the MIG mode of GPUs that need a reset for it; nil where it is taken as found.
@@ -48,19 +49,16 @@ type Options struct {
 	OnRelease func(claim records.Claim, err error)
 	// OnSpecRestored is called, and must not block, after Recover has written the CDI spec of a prepared claim again.
 	OnSpecRestored func(ctx context.Context, claim records.Claim)
-	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
-	// driver name; it may call AddPeer.
-	OnOtherProcess func(ctx context.Context)
 }
 
-// Preparer prepares and unprepares the claims of one driver name. All methods are safe for concurrent use.
+// Preparer prepares and unprepares the claims of a node. All methods are safe for concurrent use.
 type Preparer struct {
 	Ledger *Ledger
 	*gate
 	Partitions *Partitions
 	Shares     *Shares
 	Modes      *Modes
-	specs      SpecRemover
+	specs      func(driver string) SpecRemover
 	processes  Processes // nil where the driver's list of processes is all there is
 	api        API       // nil to ask nobody which claims are leaving
 	onRelease  func(records.Claim, error)
@@ -70,21 +68,20 @@ type Preparer struct {
 
 // New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
 func New(o Options) *Preparer {
-	n := &names{find: o.OnOtherProcess}
 	l := &Ledger{
-		id: o.Identity, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
-		sessions: sessions{o.Sessions}, names: n, changed: orNothing(o.OnChange),
+		id: o.Identity, names: driverNames{chosen: o.Driver}, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
+		sessions: sessions{o.Sessions}, changed: orNothing(o.OnChange),
 	}
 	l.layouts.store = o.Layouts
 	l.allocated = &allocations{index: newIndex(), records: l.index}
-	l.index.changed = orNothing(o.OnAllocate)
+	l.index.changed, l.index.named = orNothing(o.OnAllocate), l.names.add
 	l.allocated.changed = l.index.changed
-	g := newGate(n, o.Holders)
+	g := newGate(o.Driver, o.Holders)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
 		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,
 	}
-	l.allocated.outlasts = func(r *records.Record) bool { return p.backend.Load().isWithdrawn(r) }
+	l.allocated.outlasts = func(r *records.Record) bool { return r.Driver != o.Driver || p.backend.Load().isWithdrawn(r) }
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
 	if p.onSpecRestored == nil {
 		p.onSpecRestored = func(context.Context, records.Claim) {}
@@ -92,7 +89,6 @@ func New(o Options) *Preparer {
 	if p.onRelease == nil {
 		p.onRelease = func(records.Claim, error) {}
 	}
-	n.all = []*Preparer{p}
 	return p
 }
 
@@ -106,7 +102,7 @@ func orNothing(f func()) func() {
 // Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
 // repeated: a claim that is prepared already gets the same answer, after the same checks. Where other claims are about to
 // give back what it needs, it waits for them.
-func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+func (p Named) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
 	if p.api != nil {
@@ -120,7 +116,7 @@ func (p *Preparer) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 }
 
 // attempt tries once to prepare the claim, without waiting.
-func (p *Preparer) attempt(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
+func (p Named) attempt(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
 	p.calls.RLock()
 	defer p.calls.RUnlock()
 	return p.prepare(ctx, claim, on)
@@ -137,8 +133,10 @@ type terms struct {
 
 // preparation is one attempt to prepare a claim: plan, admit, record, change, inject.
 type preparation struct {
-	*Preparer
+	Named
 	*backend
+	// cdi writes the specs of the driver name.
+	cdi     CDI
 	claim   *resourceapi.ResourceClaim
 	devices []device
 	terms
@@ -165,18 +163,22 @@ func usable(b *backend, devices []device) error {
 }
 
 // prepare is Prepare without waiting.
-func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
+func (p Named) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
 	b := p.backend.Load()
 	if b.hardware == nil {
 		return nil, &refusal{fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason), ErrNoDriver}
 	}
-	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
+	devices, err := plan(claim, b.hardware.Node(), p.id)
 	if err != nil {
-		p.Ledger.allocated.noteUnoffered(claim, b.hardware.Node(), p.Ledger.id)
-		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.Ledger.id)
+		p.Ledger.noteUnoffered(claim, b.hardware.Node())
+		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.id)
 	}
 	if len(devices) == 0 {
 		return nil, nil
+	}
+	cdi, err := b.cdi.of(p.id.Driver)
+	if err != nil {
+		return nil, &refusal{err, ErrNoDriver}
 	}
 	if err := usable(b, devices); err != nil {
 		return nil, err
@@ -187,7 +189,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		return nil, err
 	}
 	defer held.Release()
-	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, terms: on, view: p.Ledger.look(claim.UID, gpus)}
+	a := &preparation{
+		Named: p, backend: b, cdi: cdi, claim: claim, devices: devices, terms: on, view: p.Ledger.look(claim.UID, p.id.Driver, gpus),
+	}
 	if have, err := a.admit(ctx); have != nil || err != nil {
 		return have, err
 	}

@@ -36,7 +36,7 @@ func wantError(t *testing.T, err error, says ...string) {
 }
 
 // wantRefused fails unless a claim is not prepared, with an error that says all of these.
-func wantRefused(t *testing.T, e *Preparer, claim *resourceapi.ResourceClaim, says ...string) {
+func wantRefused(t *testing.T, e server, claim *resourceapi.ResourceClaim, says ...string) {
 	t.Helper()
 	_, err := e.Prepare(t.Context(), claim)
 	wantError(t, err, says...)

@@ -103,7 +103,7 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 			}
 			equal(t, "records", want, onDisk(t, b.dir))
 			if test.kept {
-				if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
+				if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
 					t.Error("the GPU was given to another claim")
 				}
 			}

@@ -20,7 +20,7 @@ import (
 // back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
-	if err := p.Ledger.learn(ctx); err != nil {
+	if err := p.Ledger.Learn(ctx); err != nil {
 		logger.Error(err, "Could not look for records that another plugin has written or removed; retrying at the next reconcile")
 	}
 	repair(ctx, p.Ledger)
@@ -69,7 +69,7 @@ func (p *Preparer) Maintain(ctx context.Context, api API) {
 // its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: giving
 // it to another claim would put two tenants on it.
 func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
-	claim, gone, err := isGone(ctx, api, r, p.Ledger.id)
+	claim, gone, err := isGone(ctx, api, r)
 	if err == nil && !gone {
 		err = p.notePods(ctx, r, claim)
 	}
@@ -81,7 +81,7 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 			return nil // prepared anew or unprepared since we looked
 		}
 		// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
-		if _, gone, err = isGone(ctx, api, now, p.Ledger.id); err != nil || !gone {
+		if _, gone, err = isGone(ctx, api, now); err != nil || !gone {
 			return err
 		}
 		if err := p.users().checkIdle(ctx, now, true); err != nil {
@@ -101,12 +101,12 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 }
 
 // isGone reports whether the API server says that nothing here is allocated to a claim any more, and returns the claim if it has it.
-func isGone(ctx context.Context, api API, r *records.Record, id Identity) (*resourceapi.ResourceClaim, bool, error) {
+func isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
 	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil {
 		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)
 	}
-	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, id), nil
+	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r), nil
 }
 
 // remake prepares a claim again whose record was corrupt, if it still has pods.
@@ -115,33 +115,31 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
-	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
-		return p.specs.RemoveClaim(uid)
+	if claim != nil && len(claim.Status.ReservedFor) > 0 {
+		if driver := p.Ledger.named(claim); driver != "" {
+			_, err = p.Named(driver).prepare(ctx, claim, terms{adopt: true, counted: true})
+			return err
+		}
 	}
-	_, err = p.prepare(ctx, claim, terms{adopt: true, counted: true})
-	return err
+	var errs []error
+	for _, driver := range p.Ledger.names.all() {
+		errs = append(errs, p.specs(driver).RemoveClaim(uid))
+	}
+	return errors.Join(errs...)
 }
 
 // allocates reports whether a claim's allocation still names every device of its record.
-func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity) bool {
+func allocates(claim *resourceapi.ResourceClaim, r *records.Record) bool {
 	if claim.Status.Allocation == nil {
 		return false
 	}
 	results := claim.Status.Allocation.Devices.Results
 	for _, d := range r.Devices {
 		if !slices.ContainsFunc(results, func(res resourceapi.DeviceRequestAllocationResult) bool {
-			return res.Driver == id.Driver && res.Pool == d.Pool && res.Device == d.Device
+			return res.Driver == r.Driver && res.Pool == d.Pool && res.Device == d.Device
 		}) {
 			return false
 		}
 	}
 	return true
-}
-
-// allocatedHere reports whether a claim has a device of this node.
-func allocatedHere(claim *resourceapi.ResourceClaim, id Identity) bool {
-	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
-		func(r resourceapi.DeviceRequestAllocationResult) bool {
-			return r.Driver == id.Driver && r.Pool == id.Pool
-		})
 }

@@ -38,7 +38,7 @@ func needsIntent(r *records.Record) bool {
 // toRecord is what is stored of the claim as it is by now. Its shares are those of the devices. Pods that had the claim before stay on
 // record: of some that run, what they have may be made anew.
 func (a *preparation) toRecord() *records.Record {
-	r := newRecord(a.claim, a.devices, a.Ledger.id, a.Ledger.bootID, a.cdi)
+	r := newRecord(a.claim, a.devices, a.id, a.Ledger.bootID, a.cdi)
 	if have := a.view.have; have != nil {
 		r.Pods, r.OtherConsumers = joined(have.Pods, r.Pods), r.OtherConsumers || have.OtherConsumers
 	}
@@ -54,6 +54,7 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 	r := &records.Record{
 		Format:  records.Format,
 		BootID:  bootID,
+		Driver:  id.Driver,
 		Claim:   records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Devices: make([]records.Device, 0, len(devices)),
 	}
@@ -97,7 +98,7 @@ func parentID(cdi CDI, shape gpu.Shape) string {
 
 // sameDevices reports whether two records have the same devices in the same boot.
 func sameDevices(a, b *records.Record) bool {
-	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+	return a.BootID == b.BootID && a.Driver == b.Driver && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
 			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
 	})

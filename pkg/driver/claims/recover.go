@@ -49,8 +49,8 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 		if err != nil {
 			return err
 		}
-		if now != before && now.State == records.Prepared && !lacksSpec(b, now) {
-			if err := b.cdi.WriteClaim(ctx, now); err != nil { // it notes the session
+		if now != before && now.State == records.Prepared {
+			if err := noteSession(ctx, b, now); err != nil {
 				return err
 			}
 		}
@@ -65,6 +65,15 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 	})
 }
 
+// noteSession writes the spec of a claim again, which notes the driver's session. One that is missing is written by intact.
+func noteSession(ctx context.Context, b *backend, r *records.Record) error {
+	cdi, err := b.cdi.of(r.Driver)
+	if err != nil || !cdi.HasClaim(r.Claim.UID) {
+		return err
+	}
+	return cdi.WriteClaim(ctx, r)
+}
+
 // removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left. One that
 // was cut short may have been prepared before, and its pods run.
 func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
@@ -74,7 +83,7 @@ func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record
 	if err := p.undo(ctx, b, r); err != nil {
 		return err
 	}
-	return p.forget(r.Claim.UID)
+	return p.forget(r)
 }
 
 // intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
@@ -86,28 +95,27 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {
 		return false, err
 	}
-	if lacksSpec(b, r) {
-		err := b.cdi.WriteClaim(ctx, r)
+	cdi, err := b.cdi.of(r.Driver)
+	switch {
+	case err != nil:
+		return true, err
+	case len(r.WithEdits()) > 0 && !cdi.HasClaim(r.Claim.UID):
+		err := cdi.WriteClaim(ctx, r)
 		if err == nil {
 			p.onSpecRestored(ctx, r.Claim)
 		}
 		return true, err
-	}
-	if len(r.Partitions()) > 0 {
-		b.cdi.EnsureNodes(ctx, r)
+	case len(r.Partitions()) > 0:
+		cdi.EnsureNodes(ctx, r)
 	}
 	return true, nil
-}
-
-// lacksSpec reports whether the spec of a claim that needs one is not there.
-func lacksSpec(b *backend, r *records.Record) bool {
-	return len(r.WithEdits()) > 0 && !b.cdi.HasClaim(r.Claim.UID)
 }
 
 // LackSpecs reports whether the spec of a prepared claim is not there. Recover writes it.
 func LackSpecs(p *Preparer) bool {
 	b := p.backend.Load()
 	return b.hardware != nil && slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool {
-		return r.State == records.Prepared && lacksSpec(b, r)
+		cdi, err := b.cdi.of(r.Driver)
+		return r.State == records.Prepared && len(r.WithEdits()) > 0 && err == nil && !cdi.HasClaim(r.Claim.UID)
 	})
 }

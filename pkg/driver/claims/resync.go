@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -46,7 +45,7 @@ func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*H
 			return nil, explainWrite(l.store.Dir(), err)
 		}
 		if held.Stale {
-			if err := l.resyncAll(ctx, uid, all); err != nil {
+			if err := l.resync(ctx, uid, all); err != nil {
 				held.Release()
 				return nil, err
 			}
@@ -121,9 +120,9 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 	return nil
 }
 
-// learn brings memory up to date with what another process has written or removed, such as a plugin that a newer one replaces and
+// Learn brings memory up to date with what another process has written or removed, such as a plugin that a newer one replaces and
 // that prepared claims after the newer one had read the records. Else that is seen once a GPU's lock is taken.
-func (l *Ledger) learn(ctx context.Context) error {
+func (l *Ledger) Learn(ctx context.Context) error {
 	uids, err := l.store.Names()
 	if err != nil {
 		return err
@@ -156,17 +155,4 @@ func (l *Ledger) learn(ctx context.Context) error {
 		held.Release()
 	}
 	return nil
-}
-
-// resyncAll brings the indexes of all names up to date for the named GPUs, whose locks the caller holds.
-func (l *Ledger) resyncAll(ctx context.Context, self types.UID, gpus []string) error {
-	if l.names.find != nil {
-		l.names.find(ctx)
-	}
-	for _, o := range l.names.others(l) {
-		if err := o.resync(ctx, "", gpus); err != nil {
-			return fmt.Errorf("read what is allocated under the driver name %s: %w", o.id.Driver, err)
-		}
-	}
-	return l.resync(ctx, self, gpus)
 }

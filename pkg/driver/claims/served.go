@@ -73,7 +73,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 		return
 	}
 	for _, name := range servers(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
-		if s.ledger.names.isChanging(gpuOfServer(name)) {
+		if s.ledger.isChanging(gpuOfServer(name)) {
 			continue // the next recover does it
 		}
 		if err := s.lockAndRetain(ctx, name); err != nil {
@@ -170,7 +170,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 		return // recoverMPS says so
 	}
 	for _, on := range served {
-		if on.Owner == s.ledger.id.Driver || s.ledger.names.accountFor(on.Claim) {
+		if on.Owner == s.ledger.id.Driver || s.ledger.accountsFor(on.Claim) {
 			continue
 		}
 		gone := func() (bool, error) {
@@ -178,7 +178,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 			if err != nil {
 				return false, fmt.Errorf("look for claim %s: %w", on.Claim, err)
 			}
-			return !s.ledger.names.accountFor(on.Claim) && (claim == nil || claim.Status.Allocation == nil), nil
+			return !s.ledger.accountsFor(on.Claim) && (claim == nil || claim.Status.Allocation == nil), nil
 		}
 		ok, err := gone()
 		if err == nil && ok {

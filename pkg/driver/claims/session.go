@@ -135,15 +135,13 @@ func (l *Ledger) EndSession(ctx context.Context, hw Hardware) error {
 	if l.sessions.DriverSessions == nil {
 		return nil
 	}
-	for _, o := range l.names.ledgers() {
-		if err := o.closeRecords(ctx, hw); err != nil {
-			return err
-		}
+	if err := l.closeRecords(ctx, hw); err != nil {
+		return err
 	}
 	return l.sessions.End()
 }
 
-// closeRecords is closeRecord for all claims of the driver name.
+// closeRecords is closeRecord for all claims.
 func (l *Ledger) closeRecords(ctx context.Context, hw Hardware) error {
 	uids, err := l.store.Names()
 	if err != nil {

@@ -87,7 +87,7 @@ func (p *Partitions) FindUnmanaged(ctx context.Context) {
 
 // scan looks for partitions of a GPU that no record names.
 func (p *Partitions) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
-	if len(g.MIG.Profiles) == 0 || p.ledger.names.isChanging(g.PCI.DeviceName()) {
+	if len(g.MIG.Profiles) == 0 || p.ledger.isChanging(g.PCI.DeviceName()) {
 		return nil
 	}
 	held, err := p.ledger.lockFor(ctx, "", []string{g.PCI.DeviceName()})
@@ -106,22 +106,12 @@ func (p *Partitions) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
 // note remembers the partitions of a GPU that were created for no claim; the caller holds its lock.
 func (p *Partitions) note(ctx context.Context, g *gpu.GPU, all []gpu.Partition) {
 	name := g.PCI.DeviceName()
-	layout, claimed := p.ledger.layout(name), p.ledger.names.partitionsOf(name)
+	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
 	parts := slices.DeleteFunc(all, func(part gpu.Partition) bool { return containsPlace(claimed, part) })
 	if p.unclaimed.set(name, parts) {
 		own := len(slices.DeleteFunc(slices.Clone(parts), func(part gpu.Partition) bool { return !layout.Has(part.Place()) }))
 		klog.FromContext(ctx).Info("Unclaimed partitions", "gpu", name, "ofLayout", own, "unmanaged", len(parts)-own)
 	}
-}
-
-// partitionsOf lists the partitions of a GPU that records, of whatever driver name, name as created in the driver's present
-// session.
-func (n *names) partitionsOf(gpuDevice string) []gpu.Partition {
-	var all []gpu.Partition
-	for _, l := range n.ledgers() {
-		all = append(all, l.index.on(gpuDevice, "").partitions(l.sessions.owns)...)
-	}
-	return all
 }
 
 func containsPlace(all []gpu.Partition, p gpu.Partition) bool {

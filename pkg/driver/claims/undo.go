@@ -30,32 +30,35 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 	if err := a.Preparer.undo(context.WithoutCancel(ctx), a.backend, r); err != nil {
 		return errors.Join(cause, err)
 	}
-	return errors.Join(cause, a.forget(a.claim.UID))
+	return errors.Join(cause, a.forget(r))
 }
 
 // Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
 // that has nothing is no error. What pods have that left processes is not allocated again
 // before those have ended, see awaitEnded.
-func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
-	if err := p.recallCorrupt(ctx, claim); err != nil {
+func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
+	have, err := p.recall(ctx, claim)
+	if errors.Is(err, errOtherName) {
+		return p.specs(p.id.Driver).RemoveClaim(claim.UID)
+	}
+	if err != nil {
 		return err
 	}
 	pods := podsUnseen
-	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
-		if pods, err = p.users().awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
+	if have != nil {
+		if pods, err = p.users().awaitEnded(ctx, have); err != nil { // Quiesce need not wait for that
 			return err
 		}
 	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	have, err := p.Ledger.find(claim.UID)
 	defer p.Ledger.corrupt.drop(claim.UID) // not to be created again
-	if err != nil {
+	if have, err = p.find(claim.UID); err != nil {
 		return err
 	}
 	if have == nil {
 		p.Shares.stopServed(ctx, claim.UID)
-		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
+		return p.specs(p.id.Driver).RemoveClaim(claim.UID) // of a claim whose record was set aside
 	}
 	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {
@@ -65,32 +68,49 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	return p.release(ctx, claim.UID, pods)
 }
 
-// recallCorrupt creates the record of a claim that is to be unprepared again, if that is corrupt, so that what it has is not left
-// behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
-func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
-	_, err := p.Ledger.find(of.UID)
-	corrupt := (*store.CorruptError)(nil)
-	if errors.As(err, &corrupt) {
-		if err := p.Ledger.setAside(ctx, of.UID, corrupt.Err); err != nil {
-			return err
-		}
+// find returns the record of a claim that is prepared under the driver name; nil if there is none.
+func (p Named) find(uid types.UID) (*records.Record, error) {
+	r, err := p.Ledger.find(uid)
+	if r != nil && r.Driver != p.id.Driver {
+		return nil, err
 	}
-	if p.api == nil || !p.Ledger.corrupt.has(of.UID) {
-		return nil
+	return r, err
+}
+
+// errOtherName is that a claim with a corrupt record is allocated under another driver name.
+var errOtherName = errors.New("the claim is allocated under another driver name")
+
+// recall finds the record of a claim that is to be unprepared. One that is corrupt is created again, so that the claim's devices are not
+// left behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
+func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, error) {
+	have, err := p.find(of.UID)
+	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
+		err = p.Ledger.setAside(ctx, of.UID, corrupt.Err)
+	}
+	if err != nil || p.api == nil || !p.Ledger.corrupt.has(of.UID) {
+		return have, err
 	}
 	claim, err := p.api.Claim(ctx, of.Namespace, of.Name)
 	if err != nil {
-		return fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
+		return nil, fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
 	}
-	if claim == nil || claim.UID != of.UID || !allocatedHere(claim, p.Ledger.id) {
-		return nil
+	driver := ""
+	if claim != nil && claim.UID == of.UID {
+		driver = p.Ledger.named(claim)
+	}
+	switch driver {
+	case "":
+		return nil, nil //nolint:nilnil // nothing of it is here
+	case p.id.Driver:
+	default:
+		return nil, errOtherName
 	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
 	if _, err := p.prepare(ctx, claim, terms{adopt: true, counted: true}); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left counts as unmanaged", "claim", of)
 	}
-	return nil
+	return p.find(of.UID)
 }
 
 // release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the
@@ -111,7 +131,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		return p.markReleasing(have, pods)
 	}
 	if len(have.InSpec()) == 0 {
-		return p.forget(uid)
+		return p.forget(have)
 	}
 	if b.hardware == nil && len(have.Partitions()) > 0 {
 		return p.markReleasing(have, pods)
@@ -129,7 +149,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		return p.markReleasing(have, pods)
 	}
 	p.Ledger.index.undone(have)
-	return p.forget(uid)
+	return p.forget(have)
 }
 
 // undo gives back the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
@@ -138,9 +158,9 @@ func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) erro
 	stopped := p.Shares.stop(ctx, b, r)
 	served := slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Partition != nil })
 	if stopped != nil && served {
-		return errors.Join(&serverError{stopped}, p.specs.RemoveClaim(r.Claim.UID))
+		return errors.Join(&serverError{stopped}, p.specs(r.Driver).RemoveClaim(r.Claim.UID))
 	}
-	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs.RemoveClaim(r.Claim.UID))
+	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs(r.Driver).RemoveClaim(r.Claim.UID))
 }
 
 // serverError is why the MPS server of a partition may not have ended. It is tried again, and no pod has to wait for it.
@@ -157,17 +177,17 @@ func (e *othersError) Error() string { return e.err.Error() }
 func (e *othersError) Unwrap() error { return e.err }
 
 // forget removes a claim's spec and record; the caller holds the locks of its GPUs.
-func (p *Preparer) forget(uid types.UID) error {
-	if err := p.specs.RemoveClaim(uid); err != nil {
+func (p *Preparer) forget(r *records.Record) error {
+	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
 		return err
 	}
-	return p.Ledger.remove(uid)
+	return p.Ledger.remove(r.Claim.UID)
 }
 
 // markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist. Pods that
 // have ended go from the record: what they had of a shared device is others' then.
 func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
-	if err := p.specs.RemoveClaim(r.Claim.UID); err != nil {
+	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
 		return err
 	}
 	releasing := r.Clone()

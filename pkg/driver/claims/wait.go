@@ -39,7 +39,7 @@ const (
 
 // releaseWait is one Prepare that waits.
 type releaseWait struct {
-	*Preparer
+	Named
 	// gone are the claims that were found to be leaving, or not to be. One that is allocated the same device again meanwhile
 	// costs the wait, no more: its release asks again.
 	gone map[types.UID]bool
@@ -48,8 +48,8 @@ type releaseWait struct {
 }
 
 // prepareAfter prepares a claim once others have given back what is in its way. No lock is held while it waits.
-func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
-	w := &releaseWait{Preparer: p, gone: map[types.UID]bool{}}
+func (p Named) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
+	w := &releaseWait{Named: p, gone: map[types.UID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	retry := time.NewTicker(releaseRetry)
@@ -112,7 +112,7 @@ func (w *releaseWait) ask(ctx context.Context, blocked *blockedError) {
 		if blocked.passes(w.leaving) || !blocked.canPass(w.stays) {
 			return
 		}
-		_, gone, err := isGone(ctx, w.api, other.record, w.Ledger.id)
+		_, gone, err := isGone(ctx, w.api, other.record)
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("Cannot find out whether a claim is leaving", "claim", other.record.Claim, "reason", err.Error())
 			return

@@ -39,13 +39,6 @@ func NewSharing(owner string, supervisor Supervisor, slices TimeSlices) *Sharing
 	return &Sharing{TimeSlices: slices, owner: owner, supervisor: supervisor}
 }
 
-// As returns a Sharing for claims of another driver name.
-func (s *Sharing) As(owner string) *Sharing {
-	as := *s
-	as.owner = owner
-	return &as
-}
-
 // StartMPS makes the MPS server of a GPU or partition, given with its UUID, serve a claim. The server's defaults are the most that
 // a claim can have, since a client cannot raise them: a container gets its own limits from its environment. A client can
 // deliberately drop its limits (docs/decisions/mps-defaults.md). A server for a single claim has the claim's limits, and needs no

@@ -32,10 +32,6 @@ const Linger = 30 * time.Second
 type Plan struct {
 	// Hold: publish no device of the node yet.
 	Hold bool
-	// Adopt: finish and reconcile its claims, and take over its layouts.
-	Adopt bool
-	// List its claims anew.
-	List bool
 	// Serve the kubelet by that name, too, so that its pods can end.
 	Serve bool
 	// Retire: nothing is left of it; its files can go.
@@ -44,7 +40,7 @@ type Plan struct {
 
 // Decide is pure.
 func Decide(o Observed) Plan {
-	p := Plan{Hold: o.Published || !o.Listed, Adopt: !o.Runs, List: !o.Published && !o.Listed}
+	p := Plan{Hold: o.Published || !o.Listed}
 	if o.Runs || o.Published {
 		return p
 	}

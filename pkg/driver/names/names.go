@@ -15,23 +15,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// Shared is the directory, in the kubelet's plugins directory, of what all plugins of a node share. No driver can have
-// this name.
-const Shared = "_cleave"
-
-// Files and directories of the state of a name, as every release has them.
-const (
-	Claims  = "claims"
-	Layouts = "layouts"
-	Locks   = "locks"
-	Running = "running.lock"
-)
+// Running is the file, in the directory of a name, that a plugin of the name holds locked as long as it runs.
+const Running = "running.lock"
 
 // most bounds how many entries of the plugins directory are looked at: CSI drivers have theirs there, too.
 const most = 1024
 
-// Find lists the driver names, other than one's own, of which Cleave keeps state in the kubelet's plugins directory, in
-// order. NVIDIA's own driver, whose name may be one of them, has no such directories (it keeps a checkpoint.json).
+// Find lists the driver names, other than one's own, by which Cleave has served the node, in order: each has a directory in the
+// kubelet's plugins directory with the file Running. NVIDIA's own driver, whose name may be one of them, has no such file (it keeps a
+// checkpoint.json).
 func Find(pluginsDir, own string) ([]string, error) {
 	entries, err := os.ReadDir(pluginsDir) // sorted
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -40,22 +32,17 @@ func Find(pluginsDir, own string) ([]string, error) {
 	var found []string
 	for _, e := range entries[:min(len(entries), most)] {
 		name := e.Name()
-		if name != own && e.IsDir() && IsState(filepath.Join(pluginsDir, name)) && len(validation.IsDNS1123Subdomain(name)) == 0 {
+		if name != own && e.IsDir() && hasServed(filepath.Join(pluginsDir, name)) && len(validation.IsDNS1123Subdomain(name)) == 0 {
 			found = append(found, name)
 		}
 	}
 	return found, nil
 }
 
-// IsState reports whether a directory has the state of one of Cleave's plugins: one that has ever served has both records
-// and locks.
-func IsState(dir string) bool {
-	for _, name := range []string{Claims, Locks} {
-		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || !info.IsDir() {
-			return false
-		}
-	}
-	return true
+// hasServed reports whether a plugin of Cleave has had a directory.
+func hasServed(dir string) bool {
+	info, err := os.Lstat(filepath.Join(dir, Running))
+	return err == nil && info.Mode().IsRegular()
 }
 
 // Runs reports whether a plugin runs by the name of a state directory. It holds the directory's lock, in any release.

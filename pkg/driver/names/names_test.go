@@ -3,6 +3,7 @@
 package names
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,16 +14,17 @@ import (
 
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
-	for _, path := range []string{
-		"gpu.cleave.dev/claims", "gpu.cleave.dev/locks", "gpu.example.com/claims/corrupt", "gpu.example.com/locks",
-		"gpu.nvidia.com", "own.example.com/claims", "own.example.com/locks", "half.example.com/claims", "csi.example.com", "_cleave/locks", "_cleave/claims",
-	} {
+	for _, path := range []string{"gpu.nvidia.com", "csi.example.com", "half.example.com/running.lock"} {
 		if err := os.MkdirAll(filepath.Join(dir, path), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{"gpu.nvidia.com/checkpoint.json", "gpu.nvidia.com/dra.sock", "csi.example.com/claims", "csi.example.com/locks", "file"} {
-		if err := os.WriteFile(filepath.Join(dir, file), nil, 0o600); err != nil {
+	for _, file := range []string{
+		"gpu.cleave.dev/running.lock", "gpu.example.com/running.lock", "own.example.com/running.lock", "_cleave/running.lock",
+		"gpu.nvidia.com/checkpoint.json", "gpu.nvidia.com/dra.sock", "csi.example.com/claims", "file",
+	} {
+		path := filepath.Join(dir, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,17 +71,17 @@ func TestDecide(t *testing.T) {
 		want     Plan
 	}{
 		"its plugin still runs and publishes":    {Observed{Runs: true, Published: true, Records: 3}, Plan{Hold: true}},
-		"its plugin is gone, its slices are not": {Observed{Published: true, Records: 3}, Plan{Hold: true, Adopt: true}},
-		"its slices are gone":                    {Observed{Records: 3}, Plan{Hold: true, Adopt: true, List: true, Serve: true}},
-		"its claims are known":                   {Observed{Listed: true, Records: 3}, Plan{Adopt: true, Serve: true}},
-		"allocated and not prepared":             {Observed{Listed: true, Allocated: 1, Idle: time.Hour}, Plan{Adopt: true, Serve: true}},
-		"nothing is left":                        {Observed{Listed: true}, Plan{Adopt: true, Serve: true}},
-		"nothing is left for a while":            {Observed{Listed: true, Idle: Linger}, Plan{Adopt: true, Retire: true}},
-		"not asked yet":                          {Observed{Idle: Linger}, Plan{Hold: true, Adopt: true, List: true, Serve: true}},
+		"its plugin is gone, its slices are not": {Observed{Published: true, Records: 3}, Plan{Hold: true}},
+		"its slices are gone":                    {Observed{Records: 3}, Plan{Hold: true, Serve: true}},
+		"its claims are known":                   {Observed{Listed: true, Records: 3}, Plan{Serve: true}},
+		"allocated and not prepared":             {Observed{Listed: true, Allocated: 1, Idle: time.Hour}, Plan{Serve: true}},
+		"nothing is left":                        {Observed{Listed: true}, Plan{Serve: true}},
+		"nothing is left for a while":            {Observed{Listed: true, Idle: Linger}, Plan{Retire: true}},
+		"not asked yet":                          {Observed{Idle: Linger}, Plan{Hold: true, Serve: true}},
 		"its plugin runs and publishes nothing":  {Observed{Runs: true, Listed: true, Idle: Linger}, Plan{}},
 		"it starts again and publishes":          {Observed{Runs: true, Published: true, Listed: true, Records: 1}, Plan{Hold: true}},
-		"the name is another driver's by now":    {Observed{Taken: true, Listed: true, Records: 1}, Plan{Adopt: true}},
-		"its plugin runs, claims not listed yet": {Observed{Runs: true}, Plan{Hold: true, List: true}},
+		"the name is another driver's by now":    {Observed{Taken: true, Listed: true, Records: 1}, Plan{}},
+		"its plugin runs, claims not listed yet": {Observed{Runs: true}, Plan{Hold: true}},
 	} {
 		if got := Decide(test.observed); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
@@ -106,8 +108,6 @@ func TestDecide_Always(t *testing.T) {
 								t.Errorf("%+v: served", o)
 							case p.Retire && (runs || published || claims > 0 || !listed || idle < Linger):
 								t.Errorf("%+v: retired", o)
-							case p.Adopt && runs:
-								t.Errorf("%+v: adopted", o)
 							}
 						}
 					}

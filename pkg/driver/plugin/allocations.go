@@ -20,9 +20,11 @@ const (
 	listRetryAtMost = time.Minute
 )
 
-// allocations keep known which claims have been allocated something of the node under the plugin's own name, alongside the control
-// loop: a listing at the start, and whenever the loop wants one, and questions for single claims in between.
+// allocations keep known which claims have been allocated something of the node, alongside the control loop: a listing at the start,
+// and whenever the loop wants one or another driver name is looked at, and questions for single claims in between.
 type allocations struct {
+	// asking guards follower.
+	asking   sync.Mutex
 	follower *claims.Follower
 	// listed is called after each listing, with its error.
 	listed func(err error)
@@ -35,7 +37,7 @@ type allocations struct {
 	wanted, began, failed time.Time
 }
 
-// newAllocations are those of the plugin's own name, whose claims are to be listed at once.
+// newAllocations has the claims listed at once.
 func newAllocations(s *service) *allocations {
 	return &allocations{
 		follower: claims.NewFollower(s.engine.Ledger, cluster.Claims{Client: s.client}, s.names.inventory),
@@ -93,7 +95,7 @@ func (a *allocations) run(ctx context.Context) {
 				retry, pause = time.Now().Add(pause), min(2*pause, listRetryAtMost)
 			}
 		}
-		again, err := a.follower.Follow(ctx, time.Now())
+		again, err := a.follow(ctx)
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Whether a claim is still allocated cannot be found out; its devices stay published")
 		}
@@ -102,6 +104,13 @@ func (a *allocations) run(ctx context.Context) {
 		}
 		a.await(ctx, again)
 	}
+}
+
+// follow asks for the claims that it is time to ask for.
+func (a *allocations) follow(ctx context.Context) (again time.Time, err error) {
+	a.asking.Lock()
+	defer a.asking.Unlock()
+	return a.follower.Follow(ctx, time.Now())
 }
 
 // await returns at a time, unless that is zero, and when there is something new.
@@ -121,6 +130,8 @@ func (a *allocations) await(ctx context.Context, at time.Time) {
 
 // list lists the claims once.
 func (a *allocations) list(ctx context.Context) bool {
+	a.asking.Lock()
+	defer a.asking.Unlock()
 	began := time.Now()
 	err := a.follower.List(ctx)
 	if ctx.Err() != nil {

@@ -88,8 +88,8 @@ func TestAllocations(t *testing.T) {
 		count("listed since", time.Second, 0, 0, 1)
 		a.want(time.Now())
 		count("a listing is wanted", time.Second, 1, 0, 2)
-		if listed.Load() != 5 || len(engine.Ledger.OwnRecords()) != 1 {
-			t.Errorf("%d listings are reported, and %d claims known; want 5, and 1", listed.Load(), len(engine.Ledger.OwnRecords()))
+		if listed.Load() != 5 || len(engine.Ledger.Allocations()) != 1 {
+			t.Errorf("%d listings are reported, and %d claims known; want 5, and 1", listed.Load(), len(engine.Ledger.Allocations()))
 		}
 		api.claim.Store(nil)
 		count("the claim is deleted", time.Minute, 0, 1, 2)

@@ -19,14 +19,14 @@ const statusDir = "status-notes"
 const reasonStatusRefused = "StatusRefused"
 
 // newStatus writes the status of a driver name's claims.
-func (s *service) newStatus(ledger *claims.Ledger) (*claimstatus.Writer, error) {
-	notes, err := records.OpenStatusNotes(store.NewDisk(), filepath.Join(s.config.PluginsDir, ledger.Driver(), statusDir))
+func (s *service) newStatus(named claims.Named) (*claimstatus.Writer, error) {
+	notes, err := records.OpenStatusNotes(store.NewDisk(), filepath.Join(s.config.PluginsDir, named.Driver(), statusDir))
 	if err != nil {
 		return nil, err
 	}
 	return claimstatus.NewWriter(claimstatus.Options{
-		Client: s.client, Driver: ledger.Driver(), Node: s.config.NodeName, Notes: notes,
-		Record: ledger.Record, Records: ledger.Records, Inventory: s.names.inventory, Seen: s.pods.Saw,
+		Client: s.client, Driver: named.Driver(), Node: s.config.NodeName, Notes: notes,
+		Record: named.Record, Records: named.Records, Inventory: s.names.inventory, Seen: s.pods.Saw,
 		Refused: func(claim records.Claim, err error) {
 			s.events.WarnClaim(claim, reasonStatusRefused, fmt.Sprintf("The claim is prepared, but its status does not show its devices: %v. "+
 				"Report it with the plugin's log.", err))

@@ -16,9 +16,9 @@ import (
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
-	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -151,7 +151,7 @@ func (c *Config) pluginDir() string {
 }
 
 // nodeDir is what plugins of all driver names on the node share.
-func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, names.Shared) }
+func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, records.SharedDir) }
 
 // driverRoots are where to look for the driver.
 func (c *Config) driverRoots() []driverroot.Root {

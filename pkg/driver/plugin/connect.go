@@ -35,12 +35,13 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	status, err := s.newStatus(s.engine.Ledger)
+	named := s.engine.Named(s.config.DriverName)
+	status, err := s.newStatus(named)
 	if err != nil {
 		return err
 	}
 	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID, &plugin{
-		claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, claimEvents: s.claimEvents, status: status,
+		claims: named, record: named.Record, metrics: s.metrics, health: &s.health, claimEvents: s.claimEvents, status: status,
 		inventory: s.names.inventory, fatal: fatal, written: s.writes.note,
 	})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 	"github.com/cleave-dra/cleave/pkg/driver/filewatch"
@@ -92,7 +93,8 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 	}
 	s.loop.Options = controller.Options{
 		Hardware: controlled{s, hw},
-		Claims: engine{Preparer: s.engine, allocations: s.allocations, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
+		Claims: engine{Preparer: s.engine, driver: s.config.DriverName, allocations: s.allocations, hw: hw,
+			api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
 			listed: func() { s.loop.Mark(controller.Cluster) },
 			sweep: func(ctx context.Context) {
 				s.status.Sweep(ctx)
@@ -144,7 +146,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	})
 	wg.Go(func() { s.specs.keep(ctx, hw.Session.Node, s.config.DriverRetry, s.config.ReconcileEvery) })
 	wg.Go(func() {
-		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.AllRecords(), pci) })
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.Allocations(), pci) })
 	})
 	wg.Go(func() { s.claimSpecs.watch(ctx) })
 	wg.Go(func() { s.counting.follow(ctx, s.config.ReconcileEvery) })
@@ -215,7 +217,8 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 		return ctx.Err()
 	}
 	s.engine.SetHardware(hw, s.specs.Static)
-	s.status.Restore(s.engine.Ledger.Records())
+	s.names.equip(ctx)
+	s.status.Restore(claims.Under(s.config.DriverName, s.engine.Ledger.Records()))
 	s.ready.driver(nil)
 	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
 		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.DriverRoot()).Host,

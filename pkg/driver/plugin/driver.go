@@ -83,13 +83,16 @@ func (c *Config) rootOf(here string) driverroot.Root {
 	return roots[0]
 }
 
+// releasedFile exists while the driver is released.
+const releasedFile = "released"
+
 // releaseMarker is a file that exists while the driver is released by the node's label: a plugin that starts then asks for the
 // label before it uses the driver. Else it need not wait for the API server.
 type releaseMarker struct {
 	config *Config
 }
 
-func (m releaseMarker) path() string { return filepath.Join(m.config.pluginDir(), "drained") }
+func (m releaseMarker) path() string { return filepath.Join(m.config.pluginDir(), releasedFile) }
 
 func (m releaseMarker) exists() bool {
 	_, err := os.Stat(m.path())

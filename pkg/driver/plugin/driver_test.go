@@ -126,7 +126,7 @@ func newEngine(t *testing.T) *claims.Preparer {
 	}
 	return claims.New(claims.Options{
 		Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
-		Specs: cdi.Remover{Dir: dir, Driver: "gpu.cleave.dev"},
+		Specs: func(driver string) claims.SpecRemover { return cdi.Remover{Dir: dir, Driver: driver} },
 	})
 }
 

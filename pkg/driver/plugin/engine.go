@@ -16,6 +16,7 @@ import (
 // engine is the claims engine as the control loop uses it.
 type engine struct {
 	*claims.Preparer
+	driver      string
 	allocations *allocations
 	hw          *hardware
 	api         cluster.Claims
@@ -26,14 +27,18 @@ type engine struct {
 	sweep func(ctx context.Context)
 }
 
-func (e engine) Allocations() []*records.Record       { return e.Ledger.AllRecords() }
-func (e engine) Records() []*records.Record           { return e.Ledger.OwnRecords() }
+func (e engine) Allocations() []*records.Record       { return e.Ledger.Allocations() }
 func (e engine) Unclaimed(g *gpu.GPU) []gpu.Place     { return e.Partitions.Unclaimed(g) }
 func (e engine) Layout(g *gpu.GPU) []gpu.Place        { return e.Partitions.LayoutPlaces(g) }
 func (e engine) Listing() (began, failed time.Time)   { return e.allocations.state() }
 func (e engine) List(after time.Time)                 { e.allocations.want(after) }
 func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }
 func (e engine) EndSession(ctx context.Context) error { return e.Ledger.EndSession(ctx, e.hw) }
+
+// Records are the allocations under the plugin's own driver name.
+func (e engine) Records() []*records.Record {
+	return claims.Under(e.driver, e.Ledger.Allocations())
+}
 
 func (e engine) Occupied() []string               { return e.Partitions.Occupied() }
 func (e engine) LeaveMIGMode(ctx context.Context) { e.Partitions.LeaveMIGMode(ctx) }

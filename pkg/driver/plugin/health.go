@@ -137,7 +137,7 @@ func messages(conditions []health.Condition) string {
 // can be called again.
 func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
-		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.Ledger.AllRecords,
+		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.Ledger.Allocations,
 		migChanged: func() { s.loop.Mark(controller.Partitions) },
 		logger:     klog.FromContext(ctx),
 	})

@@ -9,12 +9,10 @@ import (
 	"syscall"
 
 	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
-// leaseFile is locked by every plugin that runs on a node, so that one that ends knows whether it is the last.
-const leaseFile = "running.lock"
-
-// lease marks a plugin that runs. The kernel releases it when the plugin dies.
+// lease marks a plugin that runs, so that one that ends knows whether it is the last. The kernel releases it when the plugin dies.
 type lease struct {
 	file *os.File
 }
@@ -24,7 +22,7 @@ func acquire(dir string) (*lease, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("create the plugin's directory: %w", err)
 	}
-	file, err := store.LockFile(filepath.Join(dir, leaseFile), syscall.LOCK_SH)
+	file, err := store.LockFile(filepath.Join(dir, names.Running), syscall.LOCK_SH)
 	if err != nil {
 		return nil, fmt.Errorf("mark the plugin as running: %w", err)
 	}

@@ -21,7 +21,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
-	"github.com/cleave-dra/cleave/pkg/driver/names"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
 )
 
 // metadataDir is where the helper keeps the device metadata of claims (KEP-5304), in the directory of the driver's name:
@@ -201,7 +201,7 @@ func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 
 // leftovers are the files and directories of claims without a record, which find forgets, too.
 func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
-	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.PluginsDir, driver, names.Claims))
+	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil || len(corrupt) > 0 {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
 		uid, ours := strings.CutPrefix(strings.TrimSuffix(of, "_"), begin)
 		return ours && !slices.ContainsFunc(all, func(r *records.Record) bool { return string(r.Claim.UID) == uid })
 	})
-	return metadataOf(c, driver, all)
+	return metadataOf(c, driver, claims.Under(driver, all))
 }
 
 // metadataInfix is in the names of CDI specs between the driver's name and the claim's UID.

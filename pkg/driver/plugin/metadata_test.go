@@ -54,7 +54,7 @@ func newMetadataBed(t testing.TB, names ...string) *metadataBed {
 			t.Fatal(err)
 		}
 	}
-	if b.store, err = records.OpenStore(store.Disk{}, filepath.Join(config.pluginDir(), claimsDir)); err != nil {
+	if b.store, err = records.OpenStore(store.Disk{}, filepath.Join(config.nodeDir(), records.ClaimsDir)); err != nil {
 		t.Fatal(err)
 	}
 	client := fake.NewClientset()
@@ -87,7 +87,7 @@ func metadataClaim(name string) *drapb.Claim {
 // prepare prepares a claim for some requests with one partition each, and returns the CDI devices of the first.
 func (b *metadataBed) prepare(name string, requests ...string) []string {
 	b.t.Helper()
-	r := &records.Record{Format: records.Format, BootID: "boot", Claim: records.Claim{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+	r := &records.Record{Format: records.Format, Driver: "gpu.cleave.dev", BootID: "boot", Claim: records.Claim{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
 	ci := 0
 	for _, request := range requests {
 		r.Devices = append(r.Devices, records.Device{Request: request, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-19-0", GPU: "gpu-0000-1b-00-0", UUID: "GPU-1",

@@ -3,7 +3,6 @@
 package plugin
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 
@@ -17,7 +16,7 @@ import (
 
 // openModes lets the MIG mode of GPUs be changed that need a reset for it.
 func openModes(s *service) (*claims.ModeOptions, error) {
-	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(s.config.pluginDir(), modesDir))
+	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ModesDir))
 	if err != nil {
 		return nil, err
 	}
@@ -45,13 +44,4 @@ func (o overtaken) report(g *gpu.GPU, all []records.Claim) {
 	}
 	o.events.Warn(reasonOvertaken, change+" while it was being allocated to claims, whose devices are gone: "+strings.Join(names, ", ")+
 		". Delete their pods: they are scheduled again")
-}
-
-// adoptModes takes over the changes of MIG modes that were begun under another driver name.
-func adoptModes(ctx context.Context, to *claims.Modes, o *otherName) error {
-	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(o.dir, modesDir))
-	if err != nil {
-		return err
-	}
-	return to.Adopt(ctx, o.driver, kept)
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 	"github.com/cleave-dra/cleave/pkg/driver/driversession"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
-	"github.com/cleave-dra/cleave/pkg/driver/names"
 	"github.com/cleave-dra/cleave/pkg/driver/processes"
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
@@ -46,16 +45,16 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
-	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
+	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		return err
 	}
-	s.names = newOtherNames(s, bootID)
-	locks, err := s.openLocks()
+	s.names = newOtherNames(s)
+	locks, err := claims.OpenLocks(filepath.Join(s.config.nodeDir(), locksDir))
 	if err != nil {
 		return err
 	}
-	layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
+	layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.LayoutsDir))
 	if err != nil {
 		return err
 	}
@@ -84,19 +83,20 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
-		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
+		Store: kept, Layouts: layouts, Locks: locks,
+		Specs:   func(driver string) claims.SpecRemover { return cdi.Remover{Dir: s.config.CDIDir, Driver: driver} },
 		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config),
 		API: cluster.Claims{Client: s.client}, Holders: s.holders.of,
-		OnChange:       func() { s.loop.Mark(controller.Partitions) },
-		OnAllocate:     func() { s.loop.Mark(controller.Allocations); signal(s.allocated) },
-		OnOtherProcess: s.names.find, OnRelease: s.claimEvents.released, OnSpecRestored: s.claimSpecs.restored,
+		OnChange:   func() { s.loop.Mark(controller.Partitions) },
+		OnAllocate: func() { s.loop.Mark(controller.Allocations); signal(s.allocated) },
+		OnRelease:  s.claimEvents.released, OnSpecRestored: s.claimSpecs.restored,
 	})
 	s.allocations = newAllocations(s)
 	s.names.find(ctx)
 	if err := s.engine.Load(ctx, s.events.Warn); err != nil {
 		return err
 	}
-	s.metrics.usage.source.Store(&usageSource{records: s.engine.Ledger.AllRecords, pods: s.pods.Of, inventory: s.names.inventory})
+	s.metrics.usage.source.Store(&usageSource{records: s.engine.Ledger.Allocations, pods: s.pods.Of, inventory: s.names.inventory})
 	return nil
 }
 
@@ -112,17 +112,6 @@ func (s *service) openPolicy(ctx context.Context) {
 	if s.active, err = s.policies.Load(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "The policy that was active cannot be read; ignoring it")
 	}
-}
-
-// openLocks opens the locks that plugins of all driver names have in common. The directory of the driver name is a mark of
-// Cleave's state (names.Find).
-func (s *service) openLocks() (*claims.Locks, error) {
-	if err := os.MkdirAll(filepath.Join(s.config.pluginDir(), names.Locks), 0o700); err != nil {
-		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
-	}
-	locks, err := claims.OpenLocks(filepath.Join(s.config.nodeDir(), names.Locks))
-	s.names.locks = locks
-	return locks, err
 }
 
 // openSharing lets claims share GPUs. The supervisor need not be there yet.

@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -16,9 +15,7 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/domain/records"
-	"github.com/cleave-dra/cleave/pkg/domain/store"
-	"github.com/cleave-dra/cleave/pkg/driver/cdi"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
@@ -32,12 +29,12 @@ const (
 	reasonOtherNameReleased = "OtherDriverNameReleased"
 )
 
-// Times of looking at other names: the time between two looks, that between the first two lists of their claims, and that
-// between two attempts to finish those.
+// Times of looking at other names: the time between two looks, that between the first two lists of their claims, and the bound of
+// reading what a running plugin of such a name has written.
 const (
 	otherNamesEvery = 2 * time.Second
 	otherListAgain  = 10 * time.Second
-	finishEvery     = 10 * time.Second
+	learnTimeout    = time.Second
 )
 
 // otherNames are the driver names, other than the plugin's own, under which GPUs of the node are allocated. As long as a
@@ -47,47 +44,43 @@ type otherNames struct {
 	s *service
 	// state is what the API server says of the node.
 	state func() cluster.State
-	locks *claims.Locks
-	boot  string
 	// wake has a value when there is something new to look at.
 	wake chan struct{}
-	// looked is closed once it is known what is allocated under other names, or why it is not.
+	// looked is closed once it is known whether plugins of other names run and publish.
 	looked chan struct{}
 
-	// finding keeps one name from being opened twice. mu guards what is below.
-	finding sync.Mutex
-	mu      sync.Mutex
-	byName  map[string]*otherName
+	// equipping keeps the CDI spec of a name from being written twice at a time. mu guards what is below.
+	equipping sync.Mutex
+	mu        sync.Mutex
+	byName    map[string]*otherName
 	// observed is the state of each name, for the control loop.
 	observed []controller.DriverName
 	hardware *hardware
 }
 
-// otherName is one of them. But for engine it is touched by one goroutine, that of run.
+// otherName is one of them. It is touched by one goroutine, that of run.
 type otherName struct {
 	driver, dir string
-	engine      *claims.Preparer
-	// loaded: the engine has the name's records, and no plugin of the name has run since.
-	loaded bool
-	// allocated knows which claims have been allocated a device of the node under the name.
-	allocated *claims.Follower
-	// listed: claims are known since the name's slices went. The times are when to look again.
-	listed                              bool
-	nextList, nextFinish, nextReconcile time.Time
-	idleSince                           time.Time
-	helper                              *kubeletplugin.Helper
+	// gone is since when the name has no slices; zero while it has some.
+	gone time.Time
+	// nextList and nextSweep are when to list its claims, and to remove leftovers of those that were released without Unprepare.
+	nextList, nextSweep time.Time
+	idleSince           time.Time
+	helper              *kubeletplugin.Helper
 	// status tells the name's claims what their devices are, until endStatus; nil while the kubelet is not served.
 	status    *claimstatus.Writer
 	endStatus func()
+	// restored: the status of claims was corrected since their devices are known.
+	restored bool
 	// broken has a value after the helper failed for good.
 	broken chan error
 	// reported is what was last reported of the name, by topic.
 	reported map[string]string
 }
 
-func newOtherNames(s *service, boot string) *otherNames {
+func newOtherNames(s *service) *otherNames {
 	return &otherNames{s: s,
-		state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1),
+		state: func() cluster.State { return s.cluster.State() }, wake: make(chan struct{}, 1),
 		looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
 
@@ -102,78 +95,32 @@ func (n *otherNames) all() []*otherName {
 	return all
 }
 
-// find opens the state of names that are not known yet, and reads it. It may be called at any time.
+// find makes known the names that have files on the node, or claims.
 func (n *otherNames) find(ctx context.Context) {
 	found, err := names.Find(n.s.config.PluginsDir, n.s.config.DriverName)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not look for other driver names")
 	}
-	for _, driver := range found {
-		n.open(ctx, driver)
+	for _, driver := range slices.Concat(found, n.s.engine.Ledger.FormerNames()) {
+		n.add(ctx, driver)
 	}
 }
 
-// open opens the state of a name unless it is open, and makes it where there is none.
-func (n *otherNames) open(ctx context.Context, driver string) {
-	n.finding.Lock()
-	defer n.finding.Unlock()
+// add makes a name known.
+func (n *otherNames) add(ctx context.Context, driver string) {
 	n.mu.Lock()
-	known := n.byName[driver] != nil
-	n.mu.Unlock()
-	if known {
+	defer n.mu.Unlock()
+	if n.byName[driver] != nil {
 		return
 	}
-	o := &otherName{
-		driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver),
-		broken: make(chan error, 1), reported: map[string]string{},
-	}
-	logger := klog.FromContext(ctx)
-	var err error
-	if o.engine, err = n.engineOf(o); err != nil {
-		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
-		return
-	}
-	o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{n.s}, n.inventory)
-	if err := o.engine.Ledger.LoadReadOnly(ctx); err != nil {
-		logger.Error(err, "Could not read what is allocated under another driver name; retrying", "driver", driver)
-	}
-	n.s.engine.AddPeer(o.engine)
-	n.locks.Doubt()
-	logger.Info("Found the state of another driver name", "driver", driver, "dir", o.dir, "claims", len(o.engine.Ledger.Records()))
-	n.mu.Lock()
+	n.s.engine.Ledger.AddName(driver)
+	o := &otherName{driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver), broken: make(chan error, 1), reported: map[string]string{}}
 	n.byName[driver] = o
-	n.mu.Unlock()
-	signal(n.wake)
+	klog.FromContext(ctx).Info("Found another driver name", "driver", driver, "dir", o.dir,
+		"claims", len(n.s.engine.Named(driver).Records()))
 }
 
-// engineOf makes the engine of a name, on the locks of the plugin's own.
-func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
-	disk := store.NewDisk()
-	store, err := records.OpenStore(disk, filepath.Join(o.dir, names.Claims))
-	if err != nil {
-		return nil, err
-	}
-	layouts, err := records.OpenLayouts(disk, filepath.Join(o.dir, names.Layouts))
-	if err != nil {
-		return nil, err
-	}
-	config := n.s.config
-	options := claims.Options{
-		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
-		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
-		Processes: podProcesses(&config), Holders: n.s.holders.of, OnChange: func() { n.s.loop.Mark(controller.Partitions) },
-		OnAllocate: func() { n.s.loop.Mark(controller.Partitions); signal(n.wake) }, OnRelease: n.s.claimEvents.released,
-	}
-	if n.s.sharing != nil {
-		options.Sharing = n.s.sharing.As(o.driver)
-	}
-	if n.s.sessions != nil {
-		options.Sessions = n.s.sessions
-	}
-	return claims.New(options), nil
-}
-
-// useHardware has claims of other names prepared and unprepared by the hardware.
+// useHardware has claims of other names prepared with the hardware.
 func (n *otherNames) useHardware(hw *hardware) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -220,7 +167,7 @@ func (n *otherNames) run(ctx context.Context) {
 	}
 }
 
-// wait returns once it has been looked what is allocated under other names, or ctx ends.
+// wait returns once other names were looked at, or ctx ends.
 func (n *otherNames) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -233,12 +180,21 @@ func (n *otherNames) wait(ctx context.Context) error {
 // concerns reports whether a device is made of a GPU that this plugin serves; of any, as long as it is not known which those
 // are. Plugins of two names that serve different GPUs do not conflict.
 func (n *otherNames) concerns(d cluster.Device) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.hardware == nil || n.hardware.Session.Node().Find(d.PCI.DeviceName()) != nil
+	node := n.inventory()
+	return node == nil || node.Find(d.PCI.DeviceName()) != nil
 }
 
-// look looks at all names, and does about each what is to be done.
+// inventory are the node's GPUs; nil while the driver is away.
+func (n *otherNames) inventory() *gpu.Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.hardware == nil {
+		return nil
+	}
+	return n.hardware.Session.Node()
+}
+
+// look looks at all names, and acts on what it sees.
 func (n *otherNames) look(ctx context.Context) {
 	n.find(ctx)
 	published := map[string]bool{}
@@ -249,9 +205,10 @@ func (n *otherNames) look(ctx context.Context) {
 	}
 	for _, driver := range []string{v1alpha1.Group, nvidia.DriverName} {
 		if published[driver] && driver != n.s.config.DriverName {
-			n.open(ctx, driver) // its state may be gone before its slices
+			n.add(ctx, driver) // its files may be gone before its slices
 		}
 	}
+	n.equip(ctx)
 	var observed []controller.DriverName
 	for _, o := range n.all() {
 		observed = append(observed, controller.DriverName{Driver: o.driver, State: n.lookAt(ctx, o, published[o.driver])})
@@ -267,30 +224,46 @@ func (n *otherNames) look(ctx context.Context) {
 	}
 }
 
-// lookAt does about a name what is to be done now, and returns its state.
+// equip writes the CDI spec of each name by which none was written since the driver is there.
+func (n *otherNames) equip(ctx context.Context) {
+	n.mu.Lock()
+	hw := n.hardware
+	n.mu.Unlock()
+	n.equipping.Lock()
+	defer n.equipping.Unlock()
+	for _, o := range n.all() {
+		if hw == nil || !n.s.engine.LacksCDI(o.driver) {
+			continue
+		}
+		static, err := staticOf(ctx, n.s, hw, o.driver)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not write the CDI spec of another driver name; retrying", "driver", o.driver)
+			continue
+		}
+		n.s.engine.SetCDI(o.driver, static)
+	}
+}
+
+// lookAt acts on what is seen of a name, and returns its state.
 func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) names.Observed {
-	seen := names.Observed{Published: published, Runs: n.load(ctx, o)}
-	if published {
-		o.listed = false
+	seen := names.Observed{Published: published, Runs: n.runs(ctx, o)}
+	if seen.Runs || published {
+		n.learn(ctx)
 	}
-	if !published && (!o.listed || time.Now().After(o.nextList)) {
-		n.list(ctx, o)
-	}
-	n.follow(ctx, o)
 	if o.compatible() && o.helper == nil {
 		seen.Taken = n.taken(ctx, o)
 	}
+	n.list(ctx, o, published)
 	seen = n.observe(o, seen)
 	plan := names.Decide(seen)
-	if plan.Retire && n.list(ctx, o) { // a claim may have been allocated from slices that were about to go
+	if plan.Retire && n.s.allocations.list(ctx) { // a claim may have been allocated from slices that were about to go
 		seen = n.observe(o, seen)
 		plan = names.Decide(seen)
 	}
-	if plan.Adopt {
-		n.adopt(ctx, o)
-	}
 	if plan.Serve {
 		n.serve(ctx, o)
+		n.restoreStatus(o)
+		n.sweep(ctx, o)
 	} else {
 		o.stopServing()
 	}
@@ -301,10 +274,46 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 	return seen
 }
 
+// runs reports whether a plugin of a name runs; also where that cannot be found out.
+func (n *otherNames) runs(ctx context.Context, o *otherName) bool {
+	runs, err := names.Runs(o.dir)
+	n.log(ctx, o, "runs", err)
+	return runs || err != nil
+}
+
+// learn reads what plugins of other names that run have written.
+func (n *otherNames) learn(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, learnTimeout)
+	defer cancel()
+	if err := n.s.engine.Ledger.Learn(ctx); err != nil {
+		klog.FromContext(ctx).V(4).Info("What another plugin has allocated is not known yet", "reason", err.Error())
+	}
+}
+
+// list has the claims listed: once a name's slices have gone, soon after, for what was being allocated just then, and every so often.
+func (n *otherNames) list(ctx context.Context, o *otherName, published bool) {
+	if published {
+		o.gone, o.nextList = time.Time{}, time.Time{}
+		return
+	}
+	now, again := time.Now(), n.s.config.ReconcileEvery
+	if o.nextList.IsZero() {
+		again = min(otherListAgain, again)
+	}
+	if o.gone.IsZero() {
+		o.gone = now
+	}
+	if !now.Before(o.nextList) && n.s.allocations.list(ctx) {
+		o.nextList = now.Add(again)
+	}
+}
+
 // observe fills in what is left of a name's claims.
 func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
-	recorded := o.engine.Ledger.Records()
-	seen.Listed, seen.Records, seen.Allocated = o.listed, len(recorded), len(o.engine.Ledger.Unrecorded())
+	began, _ := n.s.allocations.state()
+	seen.Listed = !o.gone.IsZero() && !began.Before(o.gone)
+	seen.Records = len(n.s.engine.Named(o.driver).Records())
+	seen.Allocated = len(claims.Under(o.driver, n.s.engine.Ledger.Unrecorded()))
 	switch {
 	case seen.Records+seen.Allocated > 0 || seen.Published || seen.Runs:
 		o.idleSince = time.Time{}
@@ -314,64 +323,4 @@ func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
 		seen.Idle = time.Since(o.idleSince)
 	}
 	return seen
-}
-
-// load reads a name's records, and takes charge of them where no plugin of the name runs. It reports whether one does.
-func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
-	logger := klog.FromContext(ctx)
-	runs, err := names.Runs(o.dir)
-	if err != nil {
-		logger.Error(err, "Could not look whether a plugin of another driver name runs", "driver", o.driver)
-		runs = true
-	}
-	if !o.loaded || runs {
-		err = errors.Join(err, o.engine.Ledger.LoadReadOnly(ctx))
-	}
-	if !o.loaded && !runs && err == nil {
-		err = o.engine.Load(ctx, n.s.events.Warn)
-		o.nextFinish, o.nextReconcile = time.Time{}, time.Time{}
-	}
-	if err != nil {
-		logger.Error(err, "Could not read what is allocated under another driver name; retrying", "driver", o.driver)
-	}
-	o.loaded = !runs && (o.loaded || err == nil)
-	return runs || !o.loaded
-}
-
-// adopt finishes what a name's claims have begun, compares them with the API server, and takes over its layouts and mode changes.
-func (n *otherNames) adopt(ctx context.Context, o *otherName) {
-	n.mu.Lock()
-	hw := n.hardware
-	n.mu.Unlock()
-	if hw == nil || time.Now().Before(o.nextFinish) {
-		return
-	}
-	logger := klog.FromContext(ctx)
-	if !n.s.engine.Ready() {
-		return
-	}
-	if !o.engine.Ready() {
-		static, err := n.staticOf(ctx, hw, o)
-		if err != nil {
-			logger.Error(err, "Could not write the CDI spec of another driver name; retrying", "driver", o.driver)
-			return
-		}
-		if !n.s.engine.Lend(o.engine, static) {
-			return
-		}
-		o.nextReconcile = time.Time{}
-		o.restoreStatus()
-	}
-	if now := time.Now(); now.After(o.nextReconcile) {
-		if err := errors.Join(n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger), adoptModes(ctx, n.s.engine.Modes, o)); err != nil {
-			logger.Error(err, "Could not take over the layouts or mode changes of another driver name; retrying", "driver", o.driver)
-		}
-		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
-		o.sweep(ctx, n.s)
-		o.nextReconcile = now.Add(n.s.config.ReconcileEvery)
-		n.s.loop.Mark(controller.Partitions)
-	} else if o.engine.Unfinished() {
-		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
-	}
-	o.nextFinish = time.Now().Add(finishEvery)
 }

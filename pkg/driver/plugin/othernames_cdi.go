@@ -5,21 +5,25 @@ package plugin
 import (
 	"context"
 
+	"k8s.io/klog/v2"
+
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
 )
 
-// staticOf is the CDI spec by which containers of a name's claims get GPUs. What it lacks, claims say that need it.
-func (n *otherNames) staticOf(ctx context.Context, hw *hardware, o *otherName) (*cdi.Static, error) {
-	config := n.s.config
-	config.DriverName = o.driver
+// staticOf is the CDI spec by which containers of a driver name's claims get GPUs. What it lacks, claims say that need it.
+func staticOf(ctx context.Context, s *service, hw *hardware, driver string) (*cdi.Static, error) {
+	config := s.config
+	config.DriverName = driver
 	path, err := installHook(ctx, &config)
 	if err != nil {
 		return nil, err
 	}
-	static, err := newStatic(n.s, hw.DriverRoot(), o.driver, path, func() {})
+	static, err := newStatic(s, hw.DriverRoot(), driver, path, func() {})
 	if err != nil {
 		return nil, err
 	}
-	n.log(ctx, o, "spec", static.Refresh(ctx, hw.Session.Node()))
+	if err := static.Refresh(ctx, hw.Session.Node()); err != nil {
+		klog.FromContext(ctx).Error(err, "The CDI spec of another driver name is incomplete", "driver", driver)
+	}
 	return static, nil
 }

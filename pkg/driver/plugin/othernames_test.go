@@ -55,26 +55,37 @@ func newNamesBed(t *testing.T, own, other string, objects ...runtime.Object) *na
 	config.DriverName, config.PluginsDir, config.RegistryDir, config.CDIDir = own, filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
 	b.service = newService(config)
 	b.client, b.events = fake.NewClientset(objects...), cluster.NewEventsWith(b.recorder, "n")
-	for _, d := range []string{config.RegistryDir, config.CDIDir, b.dir(names.Claims), b.dir(names.Locks), b.dir(names.Layouts)} {
+	for _, d := range []string{config.RegistryDir, config.CDIDir, b.dir("")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.names = newOtherNames(b.service, "boot")
+	b.runs()()
+	b.names = newOtherNames(b.service)
 	b.published()
-	locks, err := b.openLocks()
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := records.OpenStore(store.Disk{}, filepath.Join(config.pluginDir(), names.Claims))
-	if err != nil {
+	locks, locksErr := claims.OpenLocks(filepath.Join(config.nodeDir(), locksDir))
+	store, err := records.OpenStore(store.Disk{}, filepath.Join(config.nodeDir(), records.ClaimsDir))
+	if err := errors.Join(locksErr, err); err != nil {
 		t.Fatal(err)
 	}
 	b.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: own, Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
-		Specs: cdi.Remover{Dir: config.CDIDir, Driver: own}, OnOtherProcess: b.names.find,
+		Specs: func(driver string) claims.SpecRemover { return cdi.Remover{Dir: config.CDIDir, Driver: driver} },
 	})
+	b.allocations = newAllocations(b.service)
+	b.asksAgain()
 	return b
+}
+
+// presentClaims asks the API server of the moment.
+type presentClaims struct{ s *service }
+
+func (p presentClaims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	return cluster.Claims{Client: p.s.client}.Claim(ctx, namespace, name)
+}
+
+func (p presentClaims) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	return cluster.Claims{Client: p.s.client}.Each(ctx, visit)
 }
 
 // dir is one in the other name's state.
@@ -82,17 +93,20 @@ func (b *namesBed) dir(name string) string {
 	return filepath.Join(b.config.PluginsDir, b.other, name)
 }
 
-// record puts the record of a claim into the other name's state.
+// record puts the record of a claim of the other name on disk.
 func (b *namesBed) record(claim *resourceapi.ResourceClaim) {
 	b.t.Helper()
-	store, err := records.OpenStore(store.Disk{}, b.dir(names.Claims))
+	store, err := records.OpenStore(store.Disk{}, filepath.Join(b.config.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	if err := store.Write(&records.Record{
-		Format: records.Format, BootID: "boot", Claim: records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Format: records.Format, BootID: "boot", Driver: b.other, Claim: records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Devices: []records.Device{{Request: "r", Pool: "node-1", Device: renamedGPU, GPU: renamedGPU, UUID: "GPU-1"}},
 	}); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.engine.Load(b.t.Context(), nil); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -126,10 +140,12 @@ func (b *namesBed) runs() (ends func()) {
 	return func() { _ = file.Close() }
 }
 
-// want looks once and compares what is withheld, whether the other name is served, and what is allocated.
+// want asks for claims and looks once, and compares what is withheld, whether the other name is served, and what is allocated.
 func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 	b.t.Helper()
-	b.names.look(context.WithoutCancel(b.t.Context()))
+	ctx := context.WithoutCancel(b.t.Context())
+	_, _ = b.allocations.follow(ctx)
+	b.names.look(ctx)
 	var got string
 	for _, n := range b.names.states() {
 		got += names.Hold(n.Driver, n.State)
@@ -142,7 +158,7 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 		b.t.Errorf("%s: served at %v, %v, want %t", step, sockets, err, served)
 	}
 	var uids []string
-	for _, r := range b.engine.Ledger.AllRecords() {
+	for _, r := range b.engine.Ledger.Allocations() {
 		uids = append(uids, string(r.Claim.UID))
 	}
 	if !slices.Equal(uids, allocated) {
@@ -150,11 +166,9 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 	}
 }
 
-// asksAgain has the API server asked for claims of the other name at the next look, without a pause.
+// asksAgain has the API server asked for claims at the next look, without a pause.
 func (b *namesBed) asksAgain() {
-	for _, o := range b.names.all() {
-		o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{b.service}, b.names.inventory)
-	}
+	b.allocations.follower = claims.NewFollower(b.engine.Ledger, presentClaims{b.service}, b.names.inventory)
 }
 
 // renamedClaim has a device of the node by a driver's name.
@@ -194,7 +208,7 @@ func TestOtherNames_ServedUntilNothingIsLeft(t *testing.T) {
 			b.want("and is gone again", "", true, "uid-x")
 
 			o := b.names.all()[0]
-			if err := o.engine.Unprepare(t.Context(), records.Claim{Namespace: "ns", Name: "x", UID: "uid-x"}); err != nil {
+			if err := b.engine.Named(b.other).Unprepare(t.Context(), records.Claim{Namespace: "ns", Name: "x", UID: "uid-x"}); err != nil {
 				t.Fatal(err)
 			}
 			b.want("unprepared, still allocated", "", true, "uid-x")
@@ -246,26 +260,6 @@ func TestOtherNames_AllocatedAndNotPrepared(t *testing.T) {
 	b.want("it is deleted", "", true)
 }
 
-// A look at which nothing has changed wakes nobody: each would be followed by the next, with all that it reads and asks.
-func TestOtherNames_LooksWhenWoken(t *testing.T) {
-	recorded, unprepared := renamedClaim("x", nvidia.DriverName), renamedClaim("y", nvidia.DriverName)
-	unprepared.UID = "uid-y"
-	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName, recorded, unprepared)
-	defer b.end()
-	b.record(recorded)
-	defer b.runs()()
-	b.want("its plugin runs", "", false, "uid-x", "uid-y")
-	b.names.look(t.Context())
-	for len(b.names.wake) > 0 {
-		<-b.names.wake
-	}
-	b.asksAgain()
-	b.names.look(t.Context())
-	if len(b.names.wake) > 0 {
-		t.Error("a look wakes the next one though nothing has changed")
-	}
-}
-
 // A claim that is allocated from slices that were about to go appears when the name is about to be forgotten.
 func TestOtherNames_AllocatedAtTheLastMoment(t *testing.T) {
 	b := newNamesBed(t, nvidia.DriverName, "gpu.cleave.dev")
@@ -301,7 +295,7 @@ func TestOtherNames_NVIDIAsDriverHasTheName(t *testing.T) {
 	b.want("NVIDIA's driver is gone", "", true, "uid-x")
 
 	o := b.names.all()[0]
-	if err := errors.Join(o.engine.Unprepare(t.Context(), records.Claim{Namespace: "ns", Name: "x", UID: "uid-x"}),
+	if err := errors.Join(b.engine.Named(b.other).Unprepare(t.Context(), records.Claim{Namespace: "ns", Name: "x", UID: "uid-x"}),
 		b.client.ResourceV1().ResourceClaims("ns").Delete(t.Context(), "x", metav1.DeleteOptions{})); err != nil {
 		t.Fatal(err)
 	}
@@ -348,49 +342,36 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 	b.want("one is", "still publishes them", false)
 }
 
-func TestRemoveName_KeepsWhatIsInUse(t *testing.T) {
+func TestRetireName_KeepsWhatIsInUse(t *testing.T) {
 	for name, put := range map[string]func(b *namesBed) (undo func()){
 		"a plugin that runs": func(b *namesBed) func() { return b.runs() },
 		"a record": func(b *namesBed) func() {
 			b.record(renamedClaim("x", b.other))
-			return func() { _ = os.Remove(filepath.Join(b.dir(names.Claims), "uid-x.json")) }
+			return func() { _ = os.Remove(filepath.Join(b.config.nodeDir(), records.ClaimsDir, "uid-x.json")) }
 		},
-		"a layout": func(b *namesBed) func() {
-			store, err := records.OpenLayouts(store.Disk{}, b.dir(names.Layouts))
-			if err == nil {
-				err = store.Write(&records.Layout{Format: records.LayoutFormat, BootID: "boot", GPU: renamedGPU, UUID: "GPU-1", Places: []gpu.Place{{ProfileID: 19}}})
-			}
-			if err != nil {
+		"a record that cannot be read": func(b *namesBed) func() {
+			path := filepath.Join(b.config.nodeDir(), records.ClaimsDir, "uid-y.json")
+			if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			return func() { _ = store.Remove(renamedGPU) }
-		},
-		"a change of a MIG mode": func(b *namesBed) func() {
-			store, err := records.OpenModes(store.Disk{}, b.dir(modesDir))
-			if err == nil {
-				err = store.Write(&records.ModeChange{Format: records.ModeChangeFormat, BootID: "boot", GPU: renamedGPU, UUID: "GPU-1"})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			return func() { _ = store.Remove(renamedGPU) }
+			return func() { _ = os.Remove(path) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName)
 			undo := put(b)
-			if gone, err := removeName(&b.config, b.other); gone || err != nil {
+			if gone, err := retireName(&b.config, b.other); gone || err != nil {
 				t.Errorf("got %t, %v", gone, err)
 			}
-			if !names.IsState(b.dir("")) {
-				t.Error("the state is gone")
+			if _, err := os.Stat(b.dir(names.Running)); err != nil {
+				t.Error("its files are gone")
 			}
 			undo()
-			if gone, err := removeName(&b.config, b.other); !gone || err != nil {
+			if gone, err := retireName(&b.config, b.other); !gone || err != nil {
 				t.Errorf("got %t, %v", gone, err)
 			}
 			if _, err := os.Stat(b.dir("")); err == nil {
-				t.Error("the state is left")
+				t.Error("its files are left")
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 
 // A plugin that is uninstalled and installed again in one boot knows the partitions of its layouts for its own. Layouts without
 // partitions leave nothing.
-func TestLeaveNode_Layouts(t *testing.T) {
+func TestRemoveFiles_Layouts(t *testing.T) {
 	for name, places := range map[string][]gpu.Place{"partitions": {{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}}, "none": nil} {
 		t.Run(name, func(t *testing.T) {
 			s := newService(*leavingConfig(t))
@@ -34,7 +34,7 @@ func TestLeaveNode_Layouts(t *testing.T) {
 				return sessions.Of(renamedGPU)
 			}
 			before := open()
-			layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
+			layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.LayoutsDir))
 			if err == nil {
 				err = layouts.Write(&records.Layout{Format: records.LayoutFormat, BootID: "boot", Session: before, GPU: renamedGPU, UUID: "GPU-1",
 					Places: places, Offered: []gpu.Place{{ProfileID: 19}}})
@@ -42,14 +42,9 @@ func TestLeaveNode_Layouts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.names = newOtherNames(s, "boot")
-			if s.nodeLease, err = acquire(s.config.nodeDir()); err != nil {
+			if _, err := removeFiles(&s.config, true); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := removeFiles(&s.config); err != nil {
-				t.Fatal(err)
-			}
-			s.leaveNode(t.Context())
 			if kept := keepsLayouts(&s.config); kept != (places != nil) {
 				t.Errorf("the record of the layout is kept: %t", kept)
 			}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
@@ -30,10 +31,12 @@ func TestOpen_WaitsForWhatMayPass(t *testing.T) {
 		},
 		"records cannot be listed": {
 			func(dir string) error {
-				plugin := filepath.Join(dir, "plugins", "gpu.cleave.dev")
-				return errors.Join(os.MkdirAll(plugin, 0o700), os.WriteFile(filepath.Join(plugin, claimsDir), nil, 0o600))
+				plugin := filepath.Join(dir, "plugins", records.SharedDir)
+				return errors.Join(os.MkdirAll(plugin, 0o700), os.WriteFile(filepath.Join(plugin, records.ClaimsDir), nil, 0o600))
 			},
-			func(dir string) error { return os.Remove(filepath.Join(dir, "plugins", "gpu.cleave.dev", claimsDir)) },
+			func(dir string) error {
+				return os.Remove(filepath.Join(dir, "plugins", records.SharedDir, records.ClaimsDir))
+			},
 			"not a directory",
 		},
 		"boot ID cannot be read": {

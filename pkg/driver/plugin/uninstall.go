@@ -14,22 +14,17 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
-	"github.com/cleave-dra/cleave/pkg/driver/cdi"
+	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
-// Directories of records in the plugin's.
-const (
-	claimsDir  = "claims"
-	layoutsDir = "layouts"
-	modesDir   = "modes"
-)
+// locksDir has the locks of GPUs, in the directory that all plugins of a node share.
+const locksDir = "locks"
 
 // uninstallTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.
 const uninstallTimeout = 5 * time.Second
@@ -69,7 +64,7 @@ func (s *service) leave(ctx context.Context) {
 		logger.Error(err, "Keeping the plugin's files: some may be another driver's", "dir", s.config.pluginDir())
 		return
 	}
-	switch allocated, err := removeFiles(&s.config); {
+	switch allocated, err := removeFiles(&s.config, s.nodeLease.alone()); {
 	case err != nil:
 		logger.Error(err, "Removing the plugin's files failed")
 	case allocated > 0:
@@ -77,7 +72,6 @@ func (s *service) leave(ctx context.Context) {
 			"dir", s.config.pluginDir())
 	default:
 		logger.Info("Uninstalled: removed the plugin's files", "dir", s.config.pluginDir())
-		s.leaveNode(ctx)
 	}
 }
 
@@ -104,66 +98,65 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 	return false, fmt.Errorf("ask for DaemonSet %s: %w", daemonSet, err)
 }
 
-// removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. Records that were set
-// aside as corrupt stay: somebody may want to look at them. Records of layouts stay as long as partitions do: without them
-// the next plugin would take those for unmanaged ones. So do those of changes of MIG modes that were interrupted: the next plugin
-// finishes them, and puts back the GPU's persistence mode.
-func removeFiles(c *Config) (allocated int, err error) {
-	store, err := records.OpenStore(store.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
+// removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. last says that no plugin of
+// another driver name runs: then what all names share goes, too, and what is left of former names.
+func removeFiles(c *Config, last bool) (allocated int, err error) {
+	all, corrupt, err := records.List(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		return 0, err
 	}
-	claims, err := store.Names()
-	if err != nil || len(claims) > 0 {
-		return len(claims), err
+	if !last {
+		all = claims.Under(c.DriverName, all)
 	}
-	err = errors.Join(cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}.RemoveStatic(), removeMetadata(c, c.DriverName))
-	if err != nil {
-		return 0, err
+	if n := len(all) + len(corrupt); n > 0 {
+		return n, nil
 	}
-	_ = os.Remove(metadataTarget(c, c.DriverName))
-	entries, err := os.ReadDir(c.pluginDir())
-	if err != nil {
-		return 0, fmt.Errorf("read the plugin's directory: %w", err)
-	}
-	var errs []error
-	for _, e := range entries {
-		path := filepath.Join(c.pluginDir(), e.Name())
-		switch {
-		case e.Name() == claimsDir, e.Name() == layoutsDir, e.Name() == modesDir:
-			if e.Name() == layoutsDir {
-				errs = append(errs, removeEmptyLayouts(path))
-			}
-			errs = append(errs, removeRecords(path))
-			continue
-		case strings.HasPrefix(e.Name(), "dra-") && strings.HasSuffix(e.Name(), ".sock"):
-			// Of a plugin that was killed; its other socket lies where the kubelet looks for plugins.
-			uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(e.Name(), "dra-"), ".sock"))
-			registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, uid)
-			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))
+	errs := []error{removeMetadata(c, c.DriverName), removeName(c, c.DriverName)}
+	if last {
+		former, err := names.Find(c.PluginsDir, c.DriverName)
+		errs = append(errs, err)
+		for _, driver := range former {
+			_, err := retireName(c, driver)
+			errs = append(errs, err)
 		}
-		errs = append(errs, os.RemoveAll(path))
+		errs = append(errs, removeShared(c))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return 0, fmt.Errorf("remove the plugin's files: %w", err)
 	}
-	if c.HookDir != "" {
-		if err := os.RemoveAll(c.hookDir()); err != nil {
-			return 0, fmt.Errorf("remove the CDI hooks: %w", err)
-		}
-	}
-	// Where the directory is a mount, it stays, empty.
-	_ = os.Remove(c.pluginDir())
 	return 0, nil
+}
+
+// removeShared removes what plugins of a node share, but not records that were set aside as corrupt: somebody may want to look at them.
+// Records of layouts stay as long as partitions do, and the driver's session with them: without both the next plugin would take those
+// for unmanaged ones. So do those of changes of MIG modes that were interrupted: the next plugin finishes them, and puts back the GPU's
+// persistence mode.
+func removeShared(c *Config) error {
+	errs := []error{removeEmptyLayouts(filepath.Join(c.nodeDir(), records.LayoutsDir))}
+	for _, dir := range []string{records.ClaimsDir, records.LayoutsDir, records.ModesDir} {
+		errs = append(errs, removeRecords(filepath.Join(c.nodeDir(), dir)))
+	}
+	files := []string{locksDir, sessionFile, names.Running} // the lock last: it keeps plugins from starting
+	if keepsLayouts(c) {
+		files = []string{locksDir, names.Running}
+	}
+	for _, file := range files {
+		errs = append(errs, os.RemoveAll(filepath.Join(c.nodeDir(), file)))
+	}
+	_ = os.Remove(c.nodeDir()) // stays where it is a mount
+	return errors.Join(errs...)
 }
 
 // removeEmptyLayouts removes the records of layouts of which no partition exists.
 func removeEmptyLayouts(dir string) error {
+	all, _, err := records.ListLayouts(store.NewDisk(), dir)
+	if err != nil || len(all) == 0 {
+		return err
+	}
 	layouts, err := records.OpenLayouts(store.NewDisk(), dir)
 	if err != nil {
 		return err
 	}
-	all, _, err := records.ListLayouts(store.NewDisk(), dir)
 	for _, l := range all {
 		if len(l.Places) == 0 {
 			err = errors.Join(err, layouts.Remove(l.GPU))
@@ -174,7 +167,7 @@ func removeEmptyLayouts(dir string) error {
 
 // keepsLayouts reports whether records of layouts are left, as partitions of theirs may be.
 func keepsLayouts(c *Config) bool {
-	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.pluginDir(), layoutsDir))
+	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.nodeDir(), records.LayoutsDir))
 	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 

@@ -17,6 +17,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
 func TestUninstalled(t *testing.T) {
@@ -80,7 +83,8 @@ func leavingConfig(t *testing.T) *Config {
 	c := validConfig()
 	c.PluginsDir, c.RegistryDir, c.CDIDir = filepath.Join(dir, "plugins"), filepath.Join(dir, "registry"), filepath.Join(dir, "cdi")
 	for _, file := range []string{
-		"plugins/gpu.cleave.dev/running.lock", "plugins/gpu.cleave.dev/locks/gpu-0000-1b-00-0.lock", "plugins/gpu.cleave.dev/claims/.spare",
+		"plugins/gpu.cleave.dev/running.lock", "plugins/_cleave/running.lock", "plugins/_cleave/locks/gpu-0000-1b-00-0.lock",
+		"plugins/_cleave/claims/.spare", "plugins/_cleave/driver-session.json", "plugins/gpu.cleave.dev/.policy.json.4711",
 		"plugins/gpu.cleave.dev/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
 		"registry/" + kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234"),
 		"cdi/gpu.cleave.dev-gpu.json",
@@ -101,7 +105,7 @@ func filesOf(t *testing.T, c *Config) []string {
 	root := filepath.Dir(c.PluginsDir)
 	var found []string
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if name, _ := filepath.Rel(root, path); !d.IsDir() || strings.Contains(name, "cleave.dev") {
+		if name, _ := filepath.Rel(root, path); !d.IsDir() || strings.Contains(name, "cleave") {
 			found = append(found, name)
 		}
 		return err
@@ -114,7 +118,7 @@ func filesOf(t *testing.T, c *Config) []string {
 
 func TestRemoveFiles_NoClaims(t *testing.T) {
 	c := leavingConfig(t)
-	if left, err := removeFiles(c); left != 0 || err != nil {
+	if left, err := removeFiles(c, true); left != 0 || err != nil {
 		t.Fatalf("got %d, %v", left, err)
 	}
 	want := []string{"cdi/nvidia.com-gpu.json", "plugins/other/dra.sock", "registry/gpu.cleave.dev-5678-reg.sock", "registry/other-reg.sock"}
@@ -125,16 +129,16 @@ func TestRemoveFiles_NoClaims(t *testing.T) {
 
 func TestRemoveFiles_Claims(t *testing.T) {
 	c := leavingConfig(t)
-	if err := os.WriteFile(filepath.Join(c.pluginDir(), "claims/1234.json"), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(c.nodeDir(), "claims/1234.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"claims/copies", "claims/corrupt"} {
-		if err := os.Mkdir(filepath.Join(c.pluginDir(), dir), 0o700); err != nil {
+		if err := os.Mkdir(filepath.Join(c.nodeDir(), dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	before := filesOf(t, c)
-	if left, err := removeFiles(c); left != 1 || err != nil {
+	if left, err := removeFiles(c, true); left != 1 || err != nil {
 		t.Errorf("got %d, %v, want 1 claim", left, err)
 	}
 	if diff := cmp.Diff(before, filesOf(t, c)); diff != "" {
@@ -144,16 +148,16 @@ func TestRemoveFiles_Claims(t *testing.T) {
 
 // Records of layouts, whose partitions are there, and of changes of MIG modes that were interrupted stay for the next plugin.
 func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
-	for _, dir := range []string{layoutsDir, modesDir} {
+	for _, dir := range []string{records.LayoutsDir, records.ModesDir} {
 		t.Run(dir, func(t *testing.T) {
 			c := leavingConfig(t)
-			records := filepath.Join(c.pluginDir(), dir)
+			records := filepath.Join(c.nodeDir(), dir)
 			for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
 				if err := errors.Join(os.MkdirAll(filepath.Join(records, "corrupt"), 0o700), os.WriteFile(filepath.Join(records, file), nil, 0o600)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if left, err := removeFiles(c); left != 0 || err != nil {
+			if left, err := removeFiles(c, true); left != 0 || err != nil {
 				t.Fatalf("got %d, %v", left, err)
 			}
 			entries, err := os.ReadDir(records)
@@ -163,7 +167,7 @@ func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
 			if err := os.Remove(filepath.Join(records, "gpu-0000-1b-00-0.json")); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := removeFiles(c); err != nil {
+			if _, err := removeFiles(c, true); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
@@ -175,17 +179,17 @@ func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
 
 func TestRemoveFiles_CorruptRecords(t *testing.T) {
 	c := leavingConfig(t)
-	corrupt := filepath.Join(c.pluginDir(), "claims/corrupt/1234.json")
+	corrupt := filepath.Join(c.nodeDir(), "claims/corrupt/1234.json")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(corrupt), 0o700), os.WriteFile(corrupt, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := removeFiles(c); err != nil {
+	if _, err := removeFiles(c, true); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(corrupt); err != nil {
 		t.Errorf("the corrupt record is gone: %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(c.pluginDir(), "locks")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(c.nodeDir(), locksDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the locks are left: %v", err)
 	}
 }
@@ -221,13 +225,13 @@ func TestLastPlugin(t *testing.T) {
 		t.Fatal("a plugin started while another took its files away")
 	case <-time.After(50 * time.Millisecond):
 	}
-	if err := os.Remove(filepath.Join(dir, leaseFile)); err != nil {
+	if err := os.Remove(filepath.Join(dir, names.Running)); err != nil {
 		t.Fatal(err)
 	}
 	next.release()
 	last := <-entered
 	defer last.release()
-	if _, err := os.Stat(filepath.Join(dir, leaseFile)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, names.Running)); err != nil {
 		t.Errorf("the plugin that started has no mark: %v", err)
 	}
 	if !last.alone() {

@@ -86,7 +86,7 @@ func States(all []*records.Record) map[records.State]int {
 }
 
 // isRecorded reports whether there is a record on disk, whose devices have UUIDs. Otherwise the record reflects an unprepared claim
-// in the API server (claims.Ledger.AllRecords).
+// in the API server (claims.Ledger.Allocations).
 func isRecorded(r *records.Record) bool {
 	return !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.UUID == "" })
 }

@@ -66,7 +66,7 @@ func (n *node) open(ctx context.Context) (*claims.Preparer, error) {
 	specs := specs(filepath.Join(n.dir, "specs"))
 	p := claims.New(claims.Options{
 		Identity: claims.Identity{Driver: driver, Pool: pool}, BootID: boot,
-		Store: kept, Layouts: layouts, Locks: locks, Specs: specs, Sessions: sessions,
+		Store: kept, Layouts: layouts, Locks: locks, Specs: func(string) claims.SpecRemover { return specs }, Sessions: sessions,
 	})
 	if err := p.Load(ctx, nil); err != nil {
 		return nil, err
