@@ -29,15 +29,15 @@ type allocations struct {
 
 // allocation is what a claim was allocated of the node, as a record of it would say; nil if nothing. What it cannot place, because
 // the node's GPUs are not known or have no such device, counts as the whole of its GPU.
-func (l *Ledger) allocation(claim *resourceapi.ResourceClaim, node *gpu.Node) *records.Record {
-	driver := l.named(claim)
+func (n *Names) allocation(claim *resourceapi.ResourceClaim, node *gpu.Node) *records.Record {
+	driver := n.of(claim)
 	if driver == "" {
 		return nil
 	}
-	return allocation(claim, node, l.identity(driver))
+	return allocation(claim, node, n.identity(driver))
 }
 
-// allocation is Ledger.allocation under one driver name. It is pure.
+// allocation is Names.allocation under one driver name. It is pure.
 func allocation(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) *records.Record {
 	if claim.Status.Allocation == nil {
 		return nil
@@ -189,7 +189,7 @@ func (a *allocations) keep(r *records.Record) {
 // noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
 // that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
 func (l *Ledger) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node) {
-	r := l.allocation(claim, node.Node)
+	r := l.Names.allocation(claim, node.Node)
 	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
 		_, offered := node.FindShape(d.Device)
 		g := node.Find(d.GPU)

@@ -59,7 +59,7 @@ func (f *Follower) List(ctx context.Context) error {
 	before := l.allocated.claims()
 	found := map[types.UID]*records.Record{}
 	err := f.api.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if r := l.allocation(claim, node); r != nil {
+		if r := l.Names.allocation(claim, node); r != nil {
 			found[claim.UID] = r
 		}
 		return true
@@ -133,7 +133,7 @@ func (f *Follower) ask(ctx context.Context, r *records.Record) (allocated bool, 
 	}
 	var now *records.Record
 	if claim != nil && claim.UID == r.Claim.UID {
-		now = f.ledger.allocation(claim, f.node())
+		now = f.ledger.Names.allocation(claim, f.node())
 	}
 	if now == nil {
 		f.ledger.allocated.removeIf(r)

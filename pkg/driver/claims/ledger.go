@@ -21,7 +21,7 @@ import (
 type Ledger struct {
 	// id is of the chosen name, by which the node publishes.
 	id     Identity
-	names  driverNames
+	Names  *Names
 	bootID string
 	store  *records.Store
 	locks  *Locks

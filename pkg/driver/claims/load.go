@@ -52,7 +52,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		}
 		p.Ledger.index.set(r)
 	}
-	for _, driver := range p.Ledger.names.all() {
+	for _, driver := range p.Ledger.Names.all() {
 		missRecords(ctx, p.Ledger, p.specs(driver))
 	}
 	p.Ledger.layouts.load(ctx, p.Ledger.bootID, notify)

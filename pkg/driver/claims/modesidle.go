@@ -88,7 +88,7 @@ func (m *Modes) unprepared(ctx context.Context, device string, most int) (found 
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	err = m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		r := m.ledger.allocation(claim, nil)
+		r := m.ledger.Names.allocation(claim, nil)
 		if r != nil && slices.Contains(r.GPUs(), device) && m.ledger.index.get(claim.UID) == nil {
 			found = append(found, r.Claim)
 		}

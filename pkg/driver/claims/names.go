@@ -18,59 +18,64 @@ import (
 // their devices until their pods end. One ledger has the claims of all names. Devices allocated under one name are not allocated
 // under another, since the scheduler counts each name alone.
 
-// driverNames are the names under which GPUs of the node are allocated.
-type driverNames struct {
-	// chosen is the name by which the node publishes.
-	chosen string
+// Names are the driver names under which GPUs of the node are allocated.
+type Names struct {
+	// id is of the chosen name, by which the node publishes.
+	id     Identity
 	mu     sync.Mutex
 	former []string // sorted
 }
 
 // all are the names, the chosen one first.
-func (n *driverNames) all() []string {
+func (n *Names) all() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return append([]string{n.chosen}, n.former...)
+	return append([]string{n.id.Driver}, n.former...)
 }
 
-// add adds a former name.
-func (n *driverNames) add(driver string) {
+// Former are the names but for the chosen one, sorted: those that were added, and those of claims with a record.
+func (n *Names) Former() []string { return n.all()[1:] }
+
+// Add has claims count that are allocated GPUs of the node under a former name.
+func (n *Names) Add(driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if at, found := slices.BinarySearch(n.former, driver); driver != n.chosen && !found {
+	if at, found := slices.BinarySearch(n.former, driver); driver != n.id.Driver && !found {
 		n.former = slices.Insert(slices.Clone(n.former), at, driver)
 	}
 }
 
-func (n *driverNames) remove(driver string) {
+// Remove undoes Add, once nothing is allocated under the name any more.
+func (n *Names) Remove(driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.former = slices.DeleteFunc(slices.Clone(n.former), func(name string) bool { return name == driver })
 }
 
-// AddName has claims count that are allocated GPUs of the node under a former driver name.
-func (l *Ledger) AddName(driver string) { l.names.add(driver) }
-
-// RemoveName undoes AddName, once nothing is allocated under the name any more.
-func (l *Ledger) RemoveName(driver string) { l.names.remove(driver) }
-
-// FormerNames are the names of AddName and of claims with a record, but for the chosen one, sorted.
-func (l *Ledger) FormerNames() []string { return l.names.all()[1:] }
-
 // identity is the node's part of allocations under a name.
-func (l *Ledger) identity(driver string) Identity { return Identity{Driver: driver, Pool: l.id.Pool} }
+func (n *Names) identity(driver string) Identity { return Identity{Driver: driver, Pool: n.id.Pool} }
 
-// named returns the name under which a claim is allocated a device of the node; empty if it is allocated none.
-func (l *Ledger) named(claim *resourceapi.ResourceClaim) string {
+// of returns the name under which a claim is allocated a device of the node; empty if it is allocated none.
+func (n *Names) of(claim *resourceapi.ResourceClaim) string {
 	if claim.Status.Allocation != nil {
-		names := l.names.all()
+		names := n.all()
 		for _, r := range claim.Status.Allocation.Devices.Results {
-			if r.Pool == l.id.Pool && slices.Contains(names, r.Driver) {
+			if r.Pool == n.id.Pool && slices.Contains(names, r.Driver) {
 				return r.Driver
 			}
 		}
 	}
 	return ""
+}
+
+// precedes decides between two claims of one GPU that were allocated under two names, neither of them prepared: if each waited for
+// the other, neither would ever be. A former name precedes the chosen one: its allocations end, and keep others from being made.
+// Whichever claim is prepared first keeps the other waiting by its record.
+func (n *Names) precedes(a, b string) bool {
+	if chosen := n.id.Driver; (a == chosen) != (b == chosen) {
+		return b == chosen
+	}
+	return a < b
 }
 
 // Named serves the claims of one driver name. All methods are safe for concurrent use.
@@ -80,7 +85,7 @@ type Named struct {
 }
 
 // Named serves the claims of a driver name: the chosen one, or a former one.
-func (p *Preparer) Named(driver string) Named { return Named{p, p.Ledger.identity(driver)} }
+func (p *Preparer) Named(driver string) Named { return Named{p, p.Ledger.Names.identity(driver)} }
 
 // Driver is the name.
 func (p Named) Driver() string { return p.id.Driver }
@@ -126,21 +131,11 @@ func (l *Ledger) conflicts(gpuDevice, driver string) []conflict {
 				continue
 			}
 			for _, e := range extentsOf(r, gpuDevice) {
-				all = append(all, conflict{e, r.Driver, r.Claim, x != l.index && l.precedes(driver, r.Driver)})
+				all = append(all, conflict{e, r.Driver, r.Claim, x != l.index && l.Names.precedes(driver, r.Driver)})
 			}
 		}
 	}
 	return all
-}
-
-// precedes decides between two claims of one GPU that were allocated under two names, neither of them prepared: if each waited for
-// the other, neither would ever be. A former name precedes the chosen one: its allocations end, and keep others from being made.
-// Whichever claim is prepared first keeps the other waiting by its record.
-func (l *Ledger) precedes(a, b string) bool {
-	if chosen := l.id.Driver; (a == chosen) != (b == chosen) {
-		return b == chosen
-	}
-	return a < b
 }
 
 // conflictWith returns the first that leaves no room for a device, or nil.

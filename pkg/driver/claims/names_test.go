@@ -135,12 +135,12 @@ func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
 		must(t, follower.List(t.Context()))
 		if publishedFirst { // before the other name is known
 			mustPrepare(t, now.Preparer, next)
-			now.Ledger.AddName(nameA)
+			now.Ledger.Names.Add(nameA)
 			must(t, follower.List(t.Context()))
 			wantRefused(t, other, old, "claim ns/claim-next (next) of driver gpu.nvidia.com")
 			continue
 		}
-		now.Ledger.AddName(nameA)
+		now.Ledger.Names.Add(nameA)
 		must(t, follower.List(t.Context()))
 		wantRefused(t, now.Preparer, next, "claim ns/claim-old (old) of driver gpu.cleave.dev")
 		mustPrepare(t, other, old)
@@ -149,6 +149,51 @@ func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
 		api.claims = claimList(next)
 		must(t, follower.List(t.Context()))
 		mustPrepare(t, now.Preparer, next)
+	}
+}
+
+// A claim that was deallocated and allocated anew under another name is prepared once the first one has unprepared it, by which nobody
+// loses what it has.
+func TestPrepare_AllocatedAnewUnderAnotherName(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	now := startProcess(t, t.TempDir(), nameB, node)
+	device := gpuOfNode(node, t, 0, 19, 6)
+	old, anew := deviceClaim("x", device), of(nameB, deviceClaim("x", gpuOfNode(node, t, 1, 19, 6)))
+	mustPrepare(t, now.Named(nameA), old)
+	wantRefused(t, now, anew, "still has devices", "of driver gpu.cleave.dev")
+	mustUnprepare(t, now, anew) // it has nothing under this name
+	if got := instancesOf(t, node); !slices.Equal(got, []string{"0 19@6"}) {
+		t.Errorf("partitions are %v, want that of the other name", got)
+	}
+	mustUnprepare(t, now.Named(nameA), old)
+	mustPrepare(t, now, anew)
+	mustUnprepare(t, now.Named(nameA), old) // late, and once more
+	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@6"}) {
+		t.Errorf("partitions are %v, want that of the claim", got)
+	}
+}
+
+// The record of a claim of another name is corrupt: to unprepare it by this one leaves it alone.
+func TestUnprepare_CorruptUnderAnotherName(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	claim := deviceClaim("x", gpuOfNode(node, t, 0, 19, 6))
+	now := startProcess(t, root, nameB, node)
+	now.api = &fakeAPI{claims: claimList(claim)}
+	mustPrepare(t, now.Named(nameA), claim)
+	now.die()
+	spoil(t, root, "x")
+	now = startProcess(t, root, nameB, node)
+	now.api = &fakeAPI{claims: claimList(claim)}
+	now.Ledger.Names.Add(nameA) // by its files
+	mustUnprepare(t, now, claim)
+	now.Reconcile(t.Context(), now.api)
+	if r := now.Named(nameA).Record("x"); r == nil || len(r.Partitions()) != 1 {
+		t.Fatalf("the record is %+v, want it created again", r)
+	}
+	mustUnprepare(t, now.Named(nameA), claim)
+	if got := instancesOf(t, node); len(got) > 0 {
+		t.Errorf("partitions %v are left", got)
 	}
 }
 
@@ -162,7 +207,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	other := now.Named(nameA)
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
 	api := &fakeAPI{claims: waiting}
-	now.Ledger.AddName(nameA)
+	now.Ledger.Names.Add(nameA)
 	allocated := NewFollower(now.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
 	if err := allocated.List(t.Context()); err != nil {
 		t.Fatal(err)

@@ -69,12 +69,12 @@ type Preparer struct {
 // New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
 func New(o Options) *Preparer {
 	l := &Ledger{
-		id: o.Identity, names: driverNames{chosen: o.Driver}, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
+		id: o.Identity, Names: &Names{id: o.Identity}, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
 		sessions: sessions{o.Sessions}, changed: orNothing(o.OnChange),
 	}
 	l.layouts.store = o.Layouts
 	l.allocated = &allocations{index: newIndex(), records: l.index}
-	l.index.changed, l.index.named = orNothing(o.OnAllocate), l.names.add
+	l.index.changed, l.index.named = orNothing(o.OnAllocate), l.Names.Add
 	l.allocated.changed = l.index.changed
 	g := newGate(o.Driver, o.Holders)
 	p := &Preparer{

@@ -116,13 +116,13 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
 	if claim != nil && len(claim.Status.ReservedFor) > 0 {
-		if driver := p.Ledger.named(claim); driver != "" {
+		if driver := p.Ledger.Names.of(claim); driver != "" {
 			_, err = p.Named(driver).prepare(ctx, claim, terms{adopt: true, counted: true})
 			return err
 		}
 	}
 	var errs []error
-	for _, driver := range p.Ledger.names.all() {
+	for _, driver := range p.Ledger.Names.all() {
 		errs = append(errs, p.specs(driver).RemoveClaim(uid))
 	}
 	return errors.Join(errs...)

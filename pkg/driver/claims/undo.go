@@ -96,7 +96,7 @@ func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, e
 	}
 	driver := ""
 	if claim != nil && claim.UID == of.UID {
-		driver = p.Ledger.named(claim)
+		driver = p.Ledger.Names.of(claim)
 	}
 	switch driver {
 	case "":

@@ -101,7 +101,7 @@ func (n *otherNames) find(ctx context.Context) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not look for other driver names")
 	}
-	for _, driver := range slices.Concat(found, n.s.engine.Ledger.FormerNames()) {
+	for _, driver := range slices.Concat(found, n.s.engine.Ledger.Names.Former()) {
 		n.add(ctx, driver)
 	}
 }
@@ -113,7 +113,7 @@ func (n *otherNames) add(ctx context.Context, driver string) {
 	if n.byName[driver] != nil {
 		return
 	}
-	n.s.engine.Ledger.AddName(driver)
+	n.s.engine.Ledger.Names.Add(driver)
 	o := &otherName{driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver), broken: make(chan error, 1), reported: map[string]string{}}
 	n.byName[driver] = o
 	klog.FromContext(ctx).Info("Found another driver name", "driver", driver, "dir", o.dir,

@@ -165,7 +165,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	if err != nil || !gone {
 		return
 	}
-	n.s.engine.Ledger.RemoveName(o.driver)
+	n.s.engine.Ledger.Names.Remove(o.driver)
 	n.mu.Lock()
 	delete(n.byName, o.driver)
 	n.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
@@ -143,6 +144,30 @@ func TestRemoveFiles_Claims(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, filesOf(t, c)); diff != "" {
 		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+// A plugin of another driver name runs: it needs what both share, and its claims keep nothing of this name.
+func TestRemoveFiles_AnotherNameRuns(t *testing.T) {
+	c := leavingConfig(t)
+	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
+	if err == nil {
+		err = kept.Write(&records.Record{Format: records.Format, BootID: "boot", Driver: "gpu.nvidia.com", Claim: records.Claim{Namespace: "ns", Name: "x", UID: "x"},
+			Devices: []records.Device{{Request: "r", Pool: "node-1", Device: renamedGPU, GPU: renamedGPU, UUID: "GPU-1"}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := removeFiles(c, true); left != 1 || err != nil {
+		t.Errorf("the last plugin: got %d, %v, want 1 claim", left, err)
+	}
+	if left, err := removeFiles(c, false); left != 0 || err != nil {
+		t.Errorf("got %d, %v", left, err)
+	}
+	for path, want := range map[string]bool{c.pluginDir(): false, filepath.Join(c.nodeDir(), records.ClaimsDir, "x.json"): true, filepath.Join(c.nodeDir(), locksDir): true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: %v, want it there: %t", path, err, want)
+		}
 	}
 }
 
