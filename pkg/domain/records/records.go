@@ -136,6 +136,9 @@ func List(disk store.FileSystem, dir string) (all []*Record, corrupt []error, er
 // uidPattern is that of UIDs: nothing but a plain name.
 var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
 
+// driverPattern is that of driver names, which are names of directories, too.
+var driverPattern = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+
 // Decode reads a record of this or an earlier format, or of a later one that this release can read. Fields it does not
 // know are kept.
 func Decode(data []byte) (*Record, error) { return recordFormat.Decode(data) }
@@ -146,8 +149,8 @@ func (r *Record) check() error {
 		return fmt.Errorf("claim UID %q is not letters, digits and dashes", r.Claim.UID)
 	case r.State != Prepared && r.State != Preparing && r.State != Releasing:
 		return fmt.Errorf("state %q is not one of %q, %q, %q", r.State, Prepared, Preparing, Releasing)
-	case r.Driver == "":
-		return errors.New("it names no driver")
+	case !driverPattern.MatchString(r.Driver):
+		return fmt.Errorf("driver %q is not a DNS name", r.Driver)
 	case len(r.Devices) == 0:
 		return errors.New("it lists no devices")
 	}

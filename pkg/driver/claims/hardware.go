@@ -82,22 +82,26 @@ func (g *gate) Quiesce() {
 	g.calls.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
 }
 
-// LacksCDI reports whether claims of a driver name cannot be prepared though the hardware can be used: SetCDI lets them, until
-// SetWaiting.
-func (g *gate) LacksCDI(driver string) bool {
+// LacksCDI returns what lets claims of a former driver name be prepared with the hardware of the moment; nil if they can be already,
+// or there is none.
+func (g *gate) LacksCDI(driver string) (set func(CDI)) {
 	b := g.backend.Load()
-	_, err := b.cdi.of(driver)
-	return b.hardware != nil && err != nil
+	if _, err := b.cdi.of(driver); b.hardware == nil || err == nil {
+		return nil
+	}
+	return func(cdi CDI) {
+		b.cdi.mu.Lock()
+		defer b.cdi.mu.Unlock()
+		b.cdi.byName[driver] = cdi
+	}
 }
 
-// SetCDI lets claims of a former driver name be prepared with the hardware of the moment.
-func (g *gate) SetCDI(driver string, cdi CDI) {
+// DropCDI undoes LacksCDI, when the specs of a former driver name are removed.
+func (g *gate) DropCDI(driver string) {
 	c := g.backend.Load().cdi
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.byName != nil { // else the driver is away
-		c.byName[driver] = cdi
-	}
+	delete(c.byName, driver)
 }
 
 // Ready reports whether the hardware can be used.

@@ -55,14 +55,17 @@ func (n *Names) Remove(driver string) {
 // identity is the node's part of allocations under a name.
 func (n *Names) identity(driver string) Identity { return Identity{Driver: driver, Pool: n.id.Pool} }
 
-// of returns the name under which a claim is allocated a device of the node; empty if it is allocated none.
+// of returns the name under which a claim is allocated a device of the node: the chosen one before others, which may be another
+// vendor's by now; empty if it is allocated none.
 func (n *Names) of(claim *resourceapi.ResourceClaim) string {
-	if claim.Status.Allocation != nil {
-		names := n.all()
-		for _, r := range claim.Status.Allocation.Devices.Results {
-			if r.Pool == n.id.Pool && slices.Contains(names, r.Driver) {
-				return r.Driver
-			}
+	if claim.Status.Allocation == nil {
+		return ""
+	}
+	for _, name := range n.all() {
+		if slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Pool == n.id.Pool && r.Driver == name
+		}) {
+			return name
 		}
 	}
 	return ""

@@ -51,7 +51,9 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	must(t, err)
 	p.SetHardware(offeredHardware{session, nil}, specs[own])
 	for _, name := range []string{nameA, nameB} {
-		p.SetCDI(name, specs[name])
+		if set := p.LacksCDI(name); set != nil {
+			set(specs[name])
+		}
 	}
 	p.Recover(t.Context())
 	return p

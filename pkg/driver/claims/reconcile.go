@@ -23,6 +23,9 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	if err := p.Ledger.Learn(ctx); err != nil {
 		logger.Error(err, "Could not look for records that another plugin has written or removed; retrying at the next reconcile")
 	}
+	if err := p.Modes.load(ctx); err != nil {
+		logger.Error(err, "Could not look for changes of MIG modes that another plugin has left; retrying at the next reconcile")
+	}
 	repair(ctx, p.Ledger)
 	for _, r := range p.Ledger.index.claims() {
 		if ctx.Err() != nil {

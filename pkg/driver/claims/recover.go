@@ -69,7 +69,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 func noteSession(ctx context.Context, b *backend, r *records.Record) error {
 	cdi, err := b.cdi.of(r.Driver)
 	if err != nil || !cdi.HasClaim(r.Claim.UID) {
-		return err
+		return nil //nolint:nilerr // a plugin of that name runs
 	}
 	return cdi.WriteClaim(ctx, r)
 }
@@ -97,8 +97,8 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	}
 	cdi, err := b.cdi.of(r.Driver)
 	switch {
-	case err != nil:
-		return true, err
+	case err != nil: // those of a former name are written soon, unless a plugin of that name runs
+		return true, nil //nolint:nilerr // as above
 	case len(r.WithEdits()) > 0 && !cdi.HasClaim(r.Claim.UID):
 		err := cdi.WriteClaim(ctx, r)
 		if err == nil {

@@ -65,6 +65,9 @@ func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 		return err
 	}
 	defer held.Release()
+	if p.Record(claim.UID) == nil {
+		return nil // released meanwhile, and the claim may have been prepared under another name since
+	}
 	return p.release(ctx, claim.UID, pods)
 }
 
@@ -87,7 +90,7 @@ func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, e
 	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 		err = p.Ledger.setAside(ctx, of.UID, corrupt.Err)
 	}
-	if err != nil || p.api == nil || !p.Ledger.corrupt.has(of.UID) {
+	if err != nil || have != nil || p.api == nil || !p.Ledger.corrupt.has(of.UID) {
 		return have, err
 	}
 	claim, err := p.api.Claim(ctx, of.Namespace, of.Name)

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"iter"
 	"syscall"
@@ -116,4 +117,19 @@ func TestUnprepare_OtherClaims(t *testing.T) {
 	}
 	mustUnprepare(t, b.Preparer, claimOn("b", 1))
 	equal(t, "records", []string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir))
+}
+
+// A claim has a record, and one that was corrupt before is still to be created again, which the API server knows nothing of: the end of
+// its processes is waited for all the same.
+func TestUnprepare_RecordedAndCorrupt(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	b.processes, b.api = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, &fakeAPI{}
+	b.Ledger.corrupt.add("a")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the kubelet has given up waiting
+	wantError(t, b.Unprepare(ctx, refOf(claimOn("a", 1))), "still holds GPUs")
+	if b.Ledger.Record("a") == nil {
+		t.Error("the record is gone though a process of the claim's pod runs")
+	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Running is the file, in the directory of a name, that a plugin of the name holds locked as long as it runs.
-const Running = "running.lock"
+const Running = "cleave.lock"
 
 // most bounds how many entries of the plugins directory are looked at: CSI drivers have theirs there, too.
 const most = 1024

@@ -14,13 +14,13 @@ import (
 
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
-	for _, path := range []string{"gpu.nvidia.com", "csi.example.com", "half.example.com/running.lock"} {
+	for _, path := range []string{"gpu.nvidia.com", "csi.example.com", "half.example.com/cleave.lock"} {
 		if err := os.MkdirAll(filepath.Join(dir, path), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, file := range []string{
-		"gpu.cleave.dev/running.lock", "gpu.example.com/running.lock", "own.example.com/running.lock", "_cleave/running.lock",
+		"gpu.cleave.dev/cleave.lock", "gpu.example.com/cleave.lock", "own.example.com/cleave.lock", "_cleave/cleave.lock",
 		"gpu.nvidia.com/checkpoint.json", "gpu.nvidia.com/dra.sock", "csi.example.com/claims", "file",
 	} {
 		path := filepath.Join(dir, file)

@@ -23,12 +23,12 @@ import (
 // plugin's own serves all pods without user namespaces.
 func installHook(ctx context.Context, config *Config) (string, error) {
 	if dir, err := openHookDir(config); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: installing the hook in the plugin's own directory",
-			"directory", config.pluginDir())
+		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: installing the hook beside the records of claims",
+			"directory", config.nodeDir())
 	} else if dir != "" {
 		return hook.Install(dir, hook.NVIDIA)
 	}
-	return hook.Install(config.pluginDir(), hook.NVIDIA)
+	return hook.Install(config.nodeDir(), hook.NVIDIA) // in that of a name, NVIDIA's driver may have its own
 }
 
 // openHookDir creates the directory for hooks, which all may enter; empty where none is wanted.

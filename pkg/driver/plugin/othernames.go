@@ -224,23 +224,24 @@ func (n *otherNames) look(ctx context.Context) {
 	}
 }
 
-// equip writes the CDI spec of each name by which none was written since the driver is there.
+// equip writes the CDI spec of each name that has none since the driver is there, and no plugin of its own.
 func (n *otherNames) equip(ctx context.Context) {
-	n.mu.Lock()
-	hw := n.hardware
-	n.mu.Unlock()
 	n.equipping.Lock()
 	defer n.equipping.Unlock()
 	for _, o := range n.all() {
-		if hw == nil || !n.s.engine.LacksCDI(o.driver) {
+		set := n.s.engine.LacksCDI(o.driver) // first: the hardware may be another one by the time that the spec is written
+		if runs, err := names.Runs(o.dir); set == nil || runs || err != nil {
 			continue
 		}
+		n.mu.Lock()
+		hw := n.hardware
+		n.mu.Unlock()
 		static, err := staticOf(ctx, n.s, hw, o.driver)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Could not write the CDI spec of another driver name; retrying", "driver", o.driver)
 			continue
 		}
-		n.s.engine.SetCDI(o.driver, static)
+		set(static)
 	}
 }
 

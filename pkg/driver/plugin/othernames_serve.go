@@ -87,7 +87,7 @@ func (o *otherName) stopServing() {
 
 // restoreStatus corrects the status of a name's claims, once what their devices are is known.
 func (n *otherNames) restoreStatus(o *otherName) {
-	ready := o.status != nil && n.s.engine.Ready() && !n.s.engine.LacksCDI(o.driver)
+	ready := o.status != nil && n.s.engine.Ready() && n.s.engine.LacksCDI(o.driver) == nil
 	if ready && !o.restored {
 		o.status.Restore(n.s.engine.Named(o.driver).Records())
 	}
@@ -160,7 +160,8 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 // still in use, the name stays known.
 func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	o.stopServing()
-	gone, err := retireName(&n.s.config, o.driver)
+	n.s.engine.DropCDI(o.driver)
+	gone, err := retireName(ctx, &n.s.config, o.driver)
 	n.log(ctx, o, "retire", err)
 	if err != nil || !gone {
 		return
@@ -173,7 +174,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 }
 
 // retireName is removeName, but not while a plugin of that name runs, or where there is a record of its claims.
-func retireName(c *Config, driver string) (gone bool, err error) {
+func retireName(ctx context.Context, c *Config, driver string) (gone bool, err error) {
 	mark, err := acquire(filepath.Join(c.PluginsDir, driver))
 	if err != nil {
 		return false, err
@@ -186,15 +187,15 @@ func retireName(c *Config, driver string) (gone bool, err error) {
 	if err != nil || len(corrupt) > 0 || len(claims.Under(driver, all)) > 0 {
 		return false, err
 	}
-	return true, removeName(c, driver)
+	return true, removeName(ctx, c, driver)
 }
 
 // ownFiles are Cleave's in the directory of a name, which may be another driver's, too. The lock is the last: it keeps plugins from
 // starting.
-var ownFiles = []string{policy.ActiveFile, releasedFile, hook.NVIDIA, hook.MemoryLimit, statusDir, names.Running}
+var ownFiles = []string{policy.ActiveFile, releasedFile, hook.MemoryLimit, statusDir, names.Running}
 
 // removeName removes what Cleave keeps on the node under a name, and nothing else.
-func removeName(c *Config, driver string) error {
+func removeName(ctx context.Context, c *Config, driver string) error {
 	dir := filepath.Join(c.PluginsDir, driver)
 	errs := []error{cdi.Remover{Dir: c.CDIDir, Driver: driver}.RemoveStatic()}
 	if c.HookDir != "" {
@@ -203,6 +204,9 @@ func removeName(c *Config, driver string) error {
 	sockets, err := filepath.Glob(filepath.Join(dir, "dra-*.sock"))
 	errs = append(errs, err)
 	for _, path := range sockets { // of plugins that were killed; their other sockets lie where the kubelet looks for plugins
+		if isListening(ctx, path) {
+			continue // another driver's
+		}
 		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "dra-"), ".sock"))
 		registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, driver, uid)
 		errs = append(errs, ignoreMissing(os.Remove(path)), ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))

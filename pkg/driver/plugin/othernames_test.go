@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
@@ -278,9 +280,16 @@ func TestOtherNames_NVIDIAsDriverHasTheName(t *testing.T) {
 	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName, claim)
 	defer b.end()
 	b.record(claim)
-	theirs := []string{filepath.Join(b.dir(""), "checkpoint.json"), filepath.Join(b.dir(""), "dra.sock")}
+	listening := b.dir("dra-1.sock") // of a rolling update
+	theirs := []string{b.dir("checkpoint.json"), listening, b.dir("dra.sock"), b.dir(hook.NVIDIA)}
 	for _, path := range theirs {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
+		if path == listening {
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = l.Close() }()
+		} else if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -360,14 +369,14 @@ func TestRetireName_KeepsWhatIsInUse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName)
 			undo := put(b)
-			if gone, err := retireName(&b.config, b.other); gone || err != nil {
+			if gone, err := retireName(t.Context(), &b.config, b.other); gone || err != nil {
 				t.Errorf("got %t, %v", gone, err)
 			}
 			if _, err := os.Stat(b.dir(names.Running)); err != nil {
 				t.Error("its files are gone")
 			}
 			undo()
-			if gone, err := retireName(&b.config, b.other); !gone || err != nil {
+			if gone, err := retireName(t.Context(), &b.config, b.other); !gone || err != nil {
 				t.Errorf("got %t, %v", gone, err)
 			}
 			if _, err := os.Stat(b.dir("")); err == nil {

@@ -42,7 +42,7 @@ func TestRemoveFiles_Layouts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := removeFiles(&s.config, true); err != nil {
+			if _, err := removeFiles(t.Context(), &s.config, true); err != nil {
 				t.Fatal(err)
 			}
 			if kept := keepsLayouts(&s.config); kept != (places != nil) {

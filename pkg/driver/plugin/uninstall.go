@@ -19,6 +19,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/driver/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
@@ -64,7 +65,7 @@ func (s *service) leave(ctx context.Context) {
 		logger.Error(err, "Keeping the plugin's files: some may be another driver's", "dir", s.config.pluginDir())
 		return
 	}
-	switch allocated, err := removeFiles(&s.config, s.nodeLease.alone()); {
+	switch allocated, err := removeFiles(ctx, &s.config, s.nodeLease.alone()); {
 	case err != nil:
 		logger.Error(err, "Removing the plugin's files failed")
 	case allocated > 0:
@@ -100,7 +101,7 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 
 // removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. last says that no plugin of
 // another driver name runs: then what all names share goes, too, and what is left of former names.
-func removeFiles(c *Config, last bool) (allocated int, err error) {
+func removeFiles(ctx context.Context, c *Config, last bool) (allocated int, err error) {
 	all, corrupt, err := records.List(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		return 0, err
@@ -111,12 +112,12 @@ func removeFiles(c *Config, last bool) (allocated int, err error) {
 	if n := len(all) + len(corrupt); n > 0 {
 		return n, nil
 	}
-	errs := []error{removeMetadata(c, c.DriverName), removeName(c, c.DriverName)}
+	errs := []error{removeMetadata(c, c.DriverName), removeName(ctx, c, c.DriverName)}
 	if last {
 		former, err := names.Find(c.PluginsDir, c.DriverName)
 		errs = append(errs, err)
 		for _, driver := range former {
-			_, err := retireName(c, driver)
+			_, err := retireName(ctx, c, driver)
 			errs = append(errs, err)
 		}
 		errs = append(errs, removeShared(c))
@@ -136,9 +137,9 @@ func removeShared(c *Config) error {
 	for _, dir := range []string{records.ClaimsDir, records.LayoutsDir, records.ModesDir} {
 		errs = append(errs, removeRecords(filepath.Join(c.nodeDir(), dir)))
 	}
-	files := []string{locksDir, sessionFile, names.Running} // the lock last: it keeps plugins from starting
+	files := []string{locksDir, hook.NVIDIA, sessionFile, names.Running} // the lock last: it keeps plugins from starting
 	if keepsLayouts(c) {
-		files = []string{locksDir, names.Running}
+		files = []string{locksDir, hook.NVIDIA, names.Running}
 	}
 	for _, file := range files {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.nodeDir(), file)))

@@ -84,9 +84,9 @@ func leavingConfig(t *testing.T) *Config {
 	c := validConfig()
 	c.PluginsDir, c.RegistryDir, c.CDIDir = filepath.Join(dir, "plugins"), filepath.Join(dir, "registry"), filepath.Join(dir, "cdi")
 	for _, file := range []string{
-		"plugins/gpu.cleave.dev/running.lock", "plugins/_cleave/running.lock", "plugins/_cleave/locks/gpu-0000-1b-00-0.lock",
+		"plugins/gpu.cleave.dev/cleave.lock", "plugins/_cleave/cleave.lock", "plugins/_cleave/locks/gpu-0000-1b-00-0.lock",
 		"plugins/_cleave/claims/.spare", "plugins/_cleave/driver-session.json", "plugins/gpu.cleave.dev/.policy.json.4711",
-		"plugins/gpu.cleave.dev/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
+		"plugins/_cleave/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
 		"registry/" + kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234"),
 		"cdi/gpu.cleave.dev-gpu.json",
 		// Others'.
@@ -119,7 +119,7 @@ func filesOf(t *testing.T, c *Config) []string {
 
 func TestRemoveFiles_NoClaims(t *testing.T) {
 	c := leavingConfig(t)
-	if left, err := removeFiles(c, true); left != 0 || err != nil {
+	if left, err := removeFiles(t.Context(), c, true); left != 0 || err != nil {
 		t.Fatalf("got %d, %v", left, err)
 	}
 	want := []string{"cdi/nvidia.com-gpu.json", "plugins/other/dra.sock", "registry/gpu.cleave.dev-5678-reg.sock", "registry/other-reg.sock"}
@@ -139,7 +139,7 @@ func TestRemoveFiles_Claims(t *testing.T) {
 		}
 	}
 	before := filesOf(t, c)
-	if left, err := removeFiles(c, true); left != 1 || err != nil {
+	if left, err := removeFiles(t.Context(), c, true); left != 1 || err != nil {
 		t.Errorf("got %d, %v, want 1 claim", left, err)
 	}
 	if diff := cmp.Diff(before, filesOf(t, c)); diff != "" {
@@ -158,10 +158,10 @@ func TestRemoveFiles_AnotherNameRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left, err := removeFiles(c, true); left != 1 || err != nil {
+	if left, err := removeFiles(t.Context(), c, true); left != 1 || err != nil {
 		t.Errorf("the last plugin: got %d, %v, want 1 claim", left, err)
 	}
-	if left, err := removeFiles(c, false); left != 0 || err != nil {
+	if left, err := removeFiles(t.Context(), c, false); left != 0 || err != nil {
 		t.Errorf("got %d, %v", left, err)
 	}
 	for path, want := range map[string]bool{c.pluginDir(): false, filepath.Join(c.nodeDir(), records.ClaimsDir, "x.json"): true, filepath.Join(c.nodeDir(), locksDir): true} {
@@ -182,7 +182,7 @@ func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if left, err := removeFiles(c, true); left != 0 || err != nil {
+			if left, err := removeFiles(t.Context(), c, true); left != 0 || err != nil {
 				t.Fatalf("got %d, %v", left, err)
 			}
 			entries, err := os.ReadDir(records)
@@ -192,7 +192,7 @@ func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
 			if err := os.Remove(filepath.Join(records, "gpu-0000-1b-00-0.json")); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := removeFiles(c, true); err != nil {
+			if _, err := removeFiles(t.Context(), c, true); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
@@ -208,7 +208,7 @@ func TestRemoveFiles_CorruptRecords(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(corrupt), 0o700), os.WriteFile(corrupt, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := removeFiles(c, true); err != nil {
+	if _, err := removeFiles(t.Context(), c, true); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(corrupt); err != nil {
