@@ -50,7 +50,8 @@ var nevers = []never{
 	rule(`^pkg/domain/(packing|store)$`, `^k8s\.io/`, "it is about devices and documents of any kind"),
 	rule(`^pkg/driver/`, `^pkg/(tools|scheduler|sim|cli)(/|$)`, "every line of the driver may run as root on every node"),
 	rule(`^pkg/tools/`, `^pkg/(driver|scheduler|sim|cli)(/|$)`, "tools know a node by what it publishes"),
-	rule(`^pkg/scheduler/`, `^pkg/(driver|tools|sim|cli)(/|$)`, "the scheduler reads pools, no more").except(` pkg/tools/pools$`),
+	rule(`^pkg/scheduler/`, `^pkg/(driver|tools|sim|cli)(/|$)`, "the scheduler reads pools, no more").
+		except(` pkg/tools/(pools|resourcepool)$`),
 	rule(`^pkg/sim(/|$)`, `^pkg/(driver|tools|scheduler|cli)(/|$)`, "a simulated node is made of facts").
 		except(`^pkg/sim/simulated pkg/driver/nvml$`), // sessions of NVML on simulated nodes
 	rule(`^(api|cmd|pkg)/`, `^pkg/sim(/|$)`, "simulated nodes are loaded as a library").except(`^(pkg/sim|cmd/nvml-sim)`),

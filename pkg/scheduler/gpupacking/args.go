@@ -5,6 +5,7 @@ package gpupacking
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,7 +44,7 @@ func parseArgs(object runtime.Object) (Args, error) {
 	if _, err := packing.ParseStrategy(string(args.Strategy)); err != nil {
 		return Args{}, fmt.Errorf("check the arguments of %s: strategy: %w", Name, err)
 	}
-	for _, class := range sortedKeys(args.Strategies) {
+	for _, class := range slices.Sorted(maps.Keys(args.Strategies)) {
 		if _, err := packing.ParseStrategy(string(args.Strategies[class])); err != nil {
 			return Args{}, fmt.Errorf("check the arguments of %s: strategies[%s]: %w", Name, class, err)
 		}
@@ -67,13 +68,4 @@ func DecodeArgs(arguments runtime.Object, into any) error {
 	}
 	strict, err := json.UnmarshalStrict(data, into)
 	return errors.Join(append(strict, err)...)
-}
-
-func sortedKeys[K ~string, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

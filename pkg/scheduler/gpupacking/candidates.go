@@ -60,7 +60,7 @@ func (l candidateLister) ListWithDeviceTaintRules() ([]*resourceapi.ResourceSlic
 }
 
 // sliceIndex remembers of what node and pool slices are. They are scattered over the scheduler's memory: to read twelve thousand
-// of them takes longer than what is saved. A slice is never changed, only replaced.
+// of them takes longer than it saves. A slice is never changed, only replaced.
 type sliceIndex struct {
 	known map[*resourceapi.ResourceSlice]place
 	nodes map[string]*mark

@@ -25,13 +25,13 @@ func (c candidate) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%s%+v", c.node, c.cost), nil
 }
 
-// choice is what is known of a demand on some nodes.
+// choice is how a demand fits some nodes.
 type choice struct {
 	// best are the nodes where it fits, the best first.
 	best []candidate
 	// passed is why the measure has no say, or empty.
 	passed string
-	// full: nodes have what is asked for, and none has room.
+	// full: nodes have the requested devices, but none has room.
 	full bool
 }
 

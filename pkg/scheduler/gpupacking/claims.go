@@ -14,7 +14,7 @@ import (
 // claimState is a claim's devices: as stored at the API server, and as assumed until it is stored.
 type claimState struct {
 	stored, assumed []resourceapi.DeviceRequestAllocationResult
-	// written is the version in which the API server has what is assumed; empty while it may not have it.
+	// written is the version in which the API server has the assumed devices; empty while it may not have them.
 	written string
 }
 
@@ -41,7 +41,7 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 	})
 }
 
-// superseded ends what is assumed where the API server has it, or what came after it.
+// superseded ends the assumption once the API server has it, or something newer.
 func (s *claimState) superseded(by *resourceapi.ResourceClaim) {
 	if by.Status.Allocation != nil || s.written != "" && !older(by.ResourceVersion, s.written) {
 		s.assumed = nil
@@ -98,7 +98,7 @@ func (c *cluster) confirm(claim reservedClaim, version string) {
 	})
 }
 
-// change changes what is known of a claim, with the mutex held. It reports whether its devices changed.
+// change updates the state of a claim, with the mutex held. It reports whether its devices changed.
 func (c *cluster) change(uid types.UID, do func(*claimState)) bool {
 	s := c.allocated[uid]
 	if s == nil {

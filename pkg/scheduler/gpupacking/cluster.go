@@ -5,6 +5,7 @@ package gpupacking
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,7 @@ type cluster struct {
 	slices *mirror[*resourceapi.ResourceSlice]
 	claims *mirror[*resourceapi.ResourceClaim]
 	rules  *mirror[*resourceapi.DeviceTaintRule]
-	// synced are what reports that all there was at the start is applied.
+	// synced report that all objects of the start are applied.
 	synced []cache.DoneChecker
 	// ahead is closed when readAhead has ended.
 	ahead chan struct{}
@@ -57,7 +58,7 @@ type view struct {
 	plans  map[string]plan // by the key of a demand; dropped when anything changes
 }
 
-// plan is what would become of a demand on a node.
+// plan predicts a demand on a node.
 type plan struct {
 	// matches: the driver has devices that the demand selects. complete: it has some for each request.
 	matches, complete bool
@@ -67,7 +68,7 @@ type plan struct {
 	cost packing.Cost
 }
 
-// maxPlans bound what is remembered of a node.
+// maxPlans bounds the plans of a node.
 const maxPlans = 100
 
 // sliceChanged notes that a slice changed: one that is nil was not there before, or is not there anymore.
@@ -118,7 +119,7 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	v.stale = true
 	key := poolKey{s.Spec.Driver, s.Spec.Pool.Name}
 	same := func(name string) bool { return v.slices[name].Spec.Pool.Name == s.Spec.Pool.Name }
-	if !slices.ContainsFunc(sortedKeys(v.slices), same) {
+	if !slices.ContainsFunc(slices.Sorted(maps.Keys(v.slices)), same) {
 		c.disown(key, v)
 	}
 	if len(v.slices) == 0 {
@@ -197,7 +198,7 @@ func (c *cluster) refresh(v *view) {
 	v.stale, v.node, v.state, v.plans = false, nil, nil, map[string]plan{}
 	published := make([]*resourceapi.ResourceSlice, 0, len(v.slices))
 	users := map[types.UID]bool{}
-	for _, name := range sortedKeys(v.slices) {
+	for _, name := range slices.Sorted(maps.Keys(v.slices)) {
 		s := v.slices[name]
 		published = append(published, s)
 		for uid := range c.users[poolKey{s.Spec.Driver, s.Spec.Pool.Name}] {
@@ -205,7 +206,7 @@ func (c *cluster) refresh(v *view) {
 		}
 	}
 	rules := make([]*resourceapi.DeviceTaintRule, 0, len(c.rules.applied))
-	for _, name := range sortedKeys(c.rules.applied) {
+	for _, name := range slices.Sorted(maps.Keys(c.rules.applied)) {
 		rules = append(rules, c.rules.applied[name])
 	}
 	node, err := c.cache.Node(published, rules...)
@@ -218,7 +219,7 @@ func (c *cluster) refresh(v *view) {
 	}
 }
 
-// plan is what would become of a demand on a view.
+// plan predicts a demand on a view.
 func (c *cluster) plan(ctx context.Context, v *view, d pools.Demand) plan {
 	c.refresh(v)
 	if v.node == nil {

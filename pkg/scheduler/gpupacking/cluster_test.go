@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2/textlogger"
@@ -80,39 +78,6 @@ func checkStates(t *testing.T, b *bed, names []string) {
 		if !state.Equal(v.state) {
 			t.Errorf("node %s: its state is not what its claims are", n)
 		}
-	}
-}
-
-// TestTransform_Equal: slices are the same after sharing, and equal maps of equal nodes are one.
-func TestTransform_Equal(t *testing.T) {
-	s := newSharing()
-	a, b := slicesOf(t, "hgx-h100", "n1"), slicesOf(t, "hgx-h100", "n2")
-	shared := 0
-	for i := range a {
-		before := a[i].DeepCopy()
-		for _, slice := range []*resourceapi.ResourceSlice{a[i], b[i]} {
-			if got, err := s.transform(slice); err != nil || got != slice {
-				t.Fatalf("got %v, %v", got, err)
-			}
-		}
-		if diff := cmp.Diff(before, a[i]); diff != "" {
-			t.Errorf("slice %d changed (-before +after):\n%s", i, diff)
-		}
-		for j := range a[i].Spec.Devices {
-			x, y := &a[i].Spec.Devices[j], &b[i].Spec.Devices[j]
-			if len(x.Capacity) > 0 && reflect.ValueOf(x.Capacity).Pointer() != reflect.ValueOf(y.Capacity).Pointer() {
-				t.Errorf("device %s: the capacities of two equal nodes are two", x.Name)
-			}
-			if reflect.ValueOf(x.ConsumesCounters[0].Counters).Pointer() == reflect.ValueOf(y.ConsumesCounters[0].Counters).Pointer() {
-				shared++
-			}
-		}
-	}
-	if shared == 0 {
-		t.Error("no device shares what it consumes with the same of another node")
-	}
-	if got, err := s.transform("another object"); err != nil || got != "another object" {
-		t.Errorf("another object: %v, %v", got, err)
 	}
 }
 

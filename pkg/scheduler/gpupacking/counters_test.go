@@ -4,6 +4,7 @@ package gpupacking
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,10 +18,10 @@ import (
 // results are what the claims of the API server have, and those that are about to, though they may be deleted meanwhile.
 func resultsIn(b *bed) []resourceapi.DeviceRequestAllocationResult {
 	var all []resourceapi.DeviceRequestAllocationResult
-	for _, name := range sortedKeys(b.claims) {
+	for _, name := range slices.Sorted(maps.Keys(b.claims)) {
 		all = append(all, results(b.claims[name])...)
 	}
-	for _, uid := range sortedKeys(b.pending) {
+	for _, uid := range slices.Sorted(maps.Keys(b.pending)) {
 		all = append(all, b.pending[uid].Devices.Results...)
 	}
 	return all

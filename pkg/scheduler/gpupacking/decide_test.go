@@ -4,6 +4,8 @@ package gpupacking
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -76,7 +78,7 @@ func TestPreScore(t *testing.T) {
 		"a": {Lost: 9}, "b": {Lost: 2}, "c": {Lost: 1}, "d": {Lost: 2}, "e": {Lost: 3}, "f": {Lost: 4}, "g": {Lost: 5},
 		"h": {Lost: 6}, "i": {Lost: 2, Load: 7},
 	}
-	for _, n := range append(sortedKeys(costs), "unknown") {
+	for _, n := range append(slices.Sorted(maps.Keys(costs)), "unknown") {
 		b.addNode(n)
 	}
 	state := &fakeState{data: map[framework.StateKey]framework.StateData{}}

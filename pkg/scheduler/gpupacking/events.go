@@ -107,7 +107,7 @@ func (p *Plugin) afterSlice(_ klog.Logger, pod *corev1.Pod, before, after any) (
 	return framework.QueueSkip, nil
 }
 
-// mayFit reports whether what a pod asked for, when it had no room, may fit on a node now.
+// mayFit reports whether a pod that found no room may fit on a node now.
 func (p *Plugin) mayFit(pod *corev1.Pod, node string) bool {
 	q, ok := p.waiting.get(pod.UID)
 	return !ok || p.cluster.mayFit(context.Background(), q, node)

@@ -4,6 +4,8 @@ package gpupacking
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,10 +22,10 @@ import (
 // reserved is what the scheduler counts as allocated since PreFilter. It is kept under the UID of the pod until the claim
 // arrives.
 
-// allocatedKey is that of what was allocated before a pod with extended resources.
+// allocatedKey is the key of allocatedBefore.
 const allocatedKey framework.StateKey = Name + "/allocated"
 
-// allocatedBefore is what was allocated at a pod's PreFilter.
+// allocatedBefore are the allocations at a pod's PreFilter.
 type allocatedBefore struct{ *schedulerapi.AllocatedState }
 
 // Clone returns the state itself: it does not change.
@@ -44,7 +46,7 @@ func (p *Plugin) gather(ctx context.Context) *schedulerapi.AllocatedState {
 	return nil
 }
 
-// beforeExtended notes what is allocated before a pod with extended resources is.
+// beforeExtended notes the allocations before those of a pod with extended resources.
 func (p *Plugin) beforeExtended(ctx context.Context, state framework.CycleState, pod *corev1.Pod) {
 	if !p.asks.anyExtended(pod) {
 		return
@@ -108,7 +110,7 @@ func (c *cluster) allocatedSince(node string, before, after *schedulerapi.Alloca
 // consumedSince is by how much of a device's capacities more is consumed.
 func consumedSince(before, after schedulerapi.ConsumedCapacity) map[resourceapi.QualifiedName]resource.Quantity {
 	var more map[resourceapi.QualifiedName]resource.Quantity
-	for _, name := range sortedKeys(after) {
+	for _, name := range slices.Sorted(maps.Keys(after)) {
 		amount := after[name].DeepCopy()
 		if b := before[name]; b != nil {
 			amount.Sub(*b)

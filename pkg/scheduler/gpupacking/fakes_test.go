@@ -4,6 +4,8 @@ package gpupacking
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,7 +82,7 @@ func (b *bed) ClientSet() kubernetes.Interface                        { return b
 func (b *bed) SharedDRAManager() framework.SharedDRAManager           { return fakeDRA{b} }
 func (b *bed) EventRecorder() events.EventRecorderLogger              { return b.recorder }
 func (b *bed) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
-	b.activated = append(b.activated, sortedKeys(pods)...)
+	b.activated = append(b.activated, slices.Sorted(maps.Keys(pods))...)
 }
 
 // addNode adds a node, and what is published for it.
@@ -192,7 +194,7 @@ func (b *bed) preFilter(pod *corev1.Pod) (*fakeState, string) {
 	if !status.IsSuccess() {
 		return state, status.Code().String()
 	}
-	return state, strings.Join(sortedKeys(result.NodeNames), " ")
+	return state, strings.Join(slices.Sorted(maps.Keys(result.NodeNames)), " ")
 }
 
 // best is the node of a cycle with the highest score, of equal ones the first.

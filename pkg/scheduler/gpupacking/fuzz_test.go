@@ -3,6 +3,8 @@
 package gpupacking
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,7 +34,7 @@ func FuzzArgs(f *testing.F) {
 
 func values(m map[string]packing.Strategy) []packing.Strategy {
 	var all []packing.Strategy
-	for _, k := range sortedKeys(m) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
 		all = append(all, m[k])
 	}
 	return all

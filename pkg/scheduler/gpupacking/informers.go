@@ -5,6 +5,8 @@ package gpupacking
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // newCluster makes a cluster that is kept up to date by informers, which must not have been started. All slices that the
@@ -24,7 +27,7 @@ import (
 func newCluster(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
 	published := all.Resource().V1().ResourceSlices().Informer()
 	claims := all.Resource().V1().ResourceClaims().Informer()
-	if err := published.SetTransform(newSharing().transform); err != nil {
+	if err := published.SetTransform(new(resourcepool.Interner).Transform); err != nil {
 		return nil, fmt.Errorf("share what is equal in ResourceSlices: %w", err)
 	}
 	c := &cluster{
@@ -95,7 +98,7 @@ func (c *cluster) readAhead(ctx context.Context) {
 		return
 	}
 	c.mutex.Lock()
-	nodes := sortedKeys(c.views)
+	nodes := slices.Sorted(maps.Keys(c.views))
 	c.mutex.Unlock()
 	for _, node := range nodes {
 		if ctx.Err() != nil {

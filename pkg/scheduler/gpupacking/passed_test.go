@@ -3,6 +3,8 @@
 package gpupacking
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -84,7 +86,7 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 			return extended("gpu", 1)
 		}},
 	}
-	for _, name := range sortedKeys(tests) {
+	for _, name := range slices.Sorted(maps.Keys(tests)) {
 		b := newBed(t, "")
 		b.addNodes("hgx-h100", "n1", "n2")
 		b.publish(nic(&n1))

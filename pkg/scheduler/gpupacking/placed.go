@@ -69,7 +69,7 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 // ScoreExtensions are none.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
-// reserved are the claims of which a pod's cycle assumed devices.
+// reserved are the claims whose devices a pod's cycle assumed.
 type reserved []reservedClaim
 
 type reservedClaim struct {

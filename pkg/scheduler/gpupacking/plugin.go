@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -77,7 +79,7 @@ func (p *Plugin) Name() string { return Name }
 // stateKey is that of a decision in the state of a scheduling cycle.
 const stateKey framework.StateKey = Name
 
-// decision is what was decided for a pod in a cycle.
+// decision is the plugin's for a pod in a cycle.
 type decision struct {
 	query   query
 	outcome string
@@ -97,7 +99,7 @@ func read(state framework.CycleState) *decision {
 	return d
 }
 
-// PreFilter narrows the search to the best nodes. It skips what is not for GPUs that are packed.
+// PreFilter narrows the search to the best nodes. It skips pods that are not for packed GPUs.
 func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	nodes []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	skip := framework.NewStatus(framework.Skip)
@@ -110,7 +112,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 	p.beforeExtended(ctx, state, pod)
 	specs, passed, err := p.asks.demand(pod, nodes)
 	if err != nil || passed == "" && len(specs) == 0 {
-		return nil, skip // what is wrong with claims, DynamicResources reports
+		return nil, skip // DynamicResources reports problems of claims
 	}
 	strategy := p.asks.strategy(pod, specs)
 	if passed == "" && state.IsPodGroupSchedulingCycle() {
@@ -246,7 +248,8 @@ func (p *Plugin) PostFilter(ctx context.Context, state framework.CycleState, pod
 	p.unnarrowed.put(pod.UID, struct{}{})
 	logger := klog.FromContext(ctx)
 	p.handle.Activate(logger, map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
-	logger.V(3).Info("None of the best nodes will do, the next attempt sees all", "pod", klog.KObj(pod), "nodes", sortedKeys(d.costs))
+	logger.V(3).Info("None of the best nodes will do, the next attempt sees all", "pod", klog.KObj(pod),
+		"nodes", slices.Sorted(maps.Keys(d.costs)))
 	return nil, framework.NewStatus(framework.Success)
 }
 

@@ -4,6 +4,7 @@ package gpupacking
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,7 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
-// asks reads what pods ask for: devices and a strategy.
+// asks reads the requests of pods: devices and a strategy.
 type asks struct {
 	handle framework.Handle // for Events
 	dra    framework.SharedDRAManager
@@ -29,7 +30,7 @@ type asks struct {
 	warned remembered[struct{}]
 }
 
-// demand is what the allocator will be asked for, in its order: the claims of the pod, then one for its extended resources.
+// demand has the claims that the allocator will be asked for, in its order: those of the pod, then one for its extended resources.
 // There are no specs where nothing is asked for, and a reason where the measure has no say.
 func (a *asks) demand(pod *corev1.Pod, nodes []framework.NodeInfo) (specs []*resourceapi.ResourceClaimSpec, passed string, err error) {
 	for i := range pod.Spec.ResourceClaims {
@@ -74,7 +75,7 @@ func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *reso
 	}
 	for i := range pod.Spec.Containers {
 		wanted := pod.Spec.Containers[i].Resources.Requests
-		for index, name := range sortedKeys(wanted) {
+		for index, name := range slices.Sorted(maps.Keys(wanted)) {
 			class, count := a.classOf(name), wanted[name]
 			if class == nil || count.IsZero() {
 				continue

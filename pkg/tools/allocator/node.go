@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
@@ -22,27 +21,28 @@ import (
 // ErrNoFit is wrapped by Allocate for claims that the node has no room for.
 var ErrNoFit = errors.New("it does not fit")
 
-// Node is one node as the scheduler sees it: what is published there, and what of it is taken.
+// Node is one node as the scheduler sees it: the devices published there, and which of them are allocated.
 type Node struct {
 	object *corev1.Node
 	slices []*resourceapi.ResourceSlice
 	class  Classes
-	cel    *cel.Cache
-	state  structured.AllocatedState
-	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
+	state  resourcepool.Allocated
+	// selectors have the expressions of classes.
+	selectors *resourcepool.Selectors
+	of        map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
 }
 
-// NewNode creates a node of which nothing is taken yet, from slices of one node in order of allocation.
+// NewNode creates a node with nothing allocated, from the slices of one node in order of allocation.
 func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*Node, error) {
 	if len(published) == 0 || published[0].Spec.NodeName == nil {
 		return nil, errors.New("make a node: no ResourceSlice names one")
 	}
 	n := &Node{
-		object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
-		slices: published,
-		class:  deviceClasses,
-		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: true}),
-		of:     map[string]sets.Set[structured.DeviceID]{},
+		object:    &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
+		slices:    published,
+		class:     deviceClasses,
+		selectors: resourcepool.NewSelectors(),
+		of:        map[string]sets.Set[structured.DeviceID]{},
 	}
 	return n.EmptyClone(), nil
 }
@@ -51,11 +51,7 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 // are used by one goroutine.
 func (n *Node) EmptyClone() *Node {
 	twin := *n
-	twin.state = structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
+	twin.state = resourcepool.NewAllocated()
 	return &twin
 }
 
@@ -76,7 +72,7 @@ func (n *Node) AllocateFromClass(ctx context.Context, name, class string, count 
 		some := *s
 		some.Spec.Devices = slices.DeleteFunc(slices.Clone(s.Spec.Devices), func(d resourceapi.Device) bool {
 			id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
-			return !selected.Has(id) && !structured.IsDeviceAllocated(id, &n.state)
+			return !selected.Has(id) && !structured.IsDeviceAllocated(id, &n.state.AllocatedState)
 		})
 		shown[i] = &some
 	}
@@ -96,10 +92,18 @@ func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.
 	if err != nil {
 		return nil, err
 	}
+	var expressions []string
+	for _, s := range c.Spec.Selectors {
+		expressions = append(expressions, s.CEL.Expression)
+	}
+	selectors, err := n.selectors.Compile(expressions...)
+	if err != nil {
+		return nil, fmt.Errorf("read class %s: %w", class, err)
+	}
 	ids := sets.New[structured.DeviceID]()
 	for _, s := range n.slices {
 		for _, d := range s.Spec.Devices {
-			ok, err := n.selects(ctx, c, s.Spec.Driver, &d)
+			ok, err := resourcepool.MatchAll(ctx, selectors, s.Spec.Driver, &d)
 			if err != nil {
 				return nil, fmt.Errorf("select device %s by class %s: %w", d.Name, class, err)
 			}
@@ -112,25 +116,9 @@ func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.
 	return ids, nil
 }
 
-func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver string, d *resourceapi.Device) (bool, error) {
-	for _, s := range c.Spec.Selectors {
-		compiled := n.cel.GetOrCompile(s.CEL.Expression)
-		if compiled.Error != nil {
-			return false, compiled.Error
-		}
-		ok, _, err := compiled.DeviceMatches(ctx, cel.Device{
-			Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity,
-		})
-		if !ok || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
 func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice,
 	claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	allocator, err := structured.NewAllocator(ctx, resourcepool.Features(), n.state, n.class, published, n.cel)
+	allocator, err := structured.NewAllocator(ctx, resourcepool.Features(), n.state.AllocatedState, n.class, published, n.selectors.CEL)
 	if err != nil {
 		return nil, fmt.Errorf("create the allocator: %w", err)
 	}
@@ -145,37 +133,21 @@ func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSl
 	return results, nil
 }
 
-// Take records as allocated what was allocated elsewhere.
+// Take records allocations that were made elsewhere.
 func (n *Node) Take(results ...resourceapi.AllocationResult) {
-	for _, r := range results {
-		for _, d := range r.Devices.Results {
-			id := structured.MakeDeviceID(d.Driver, d.Pool, d.Device)
-			if d.ShareID == nil {
-				n.state.AllocatedDevices.Insert(id)
-				continue
-			}
-			n.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, d.ShareID))
-			n.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, d.ConsumedCapacity))
-		}
+	for i := range results {
+		n.state.Add(results[i].Devices.Results...)
 	}
 }
 
-// Release gives back what was allocated.
+// Release undoes Take.
 func (n *Node) Release(results ...resourceapi.AllocationResult) {
-	for _, r := range results {
-		for _, d := range r.Devices.Results {
-			id := structured.MakeDeviceID(d.Driver, d.Pool, d.Device)
-			if d.ShareID == nil {
-				n.state.AllocatedDevices.Delete(id)
-				continue
-			}
-			n.state.AllocatedSharedDeviceIDs.Delete(structured.MakeSharedDeviceID(id, d.ShareID))
-			n.state.AggregatedCapacity.Remove(structured.NewDeviceConsumedCapacity(id, d.ConsumedCapacity))
-		}
+	for i := range results {
+		n.state.Remove(results[i].Devices.Results...)
 	}
 }
 
-// Publish replaces what the node publishes. What is allocated stays allocated.
+// Publish replaces the node's slices. Allocations stay.
 func (n *Node) Publish(published []*resourceapi.ResourceSlice) {
 	n.slices, n.of = published, map[string]sets.Set[structured.DeviceID]{} // twins go on with theirs
 }
@@ -185,7 +157,7 @@ func (n *Node) Published() []*resourceapi.ResourceSlice { return n.slices }
 
 // Allocated reports whether a device is allocated, once or several times.
 func (n *Node) Allocated(driver, pool, device string) bool {
-	return structured.IsDeviceAllocated(structured.MakeDeviceID(driver, pool, device), &n.state)
+	return structured.IsDeviceAllocated(structured.MakeDeviceID(driver, pool, device), &n.state.AllocatedState)
 }
 
 // Device returns a published device by name, or nil.
@@ -213,16 +185,4 @@ func NewClaim(name, class string, count int64) *resourceapi.ResourceClaim {
 }
 
 // Classes are the cluster's DeviceClasses.
-type Classes []*resourceapi.DeviceClass
-
-// List returns them all.
-func (c Classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
-
-// Get returns one by name.
-func (c Classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	i := slices.IndexFunc(c, func(d *resourceapi.DeviceClass) bool { return d.Name == name })
-	if i < 0 {
-		return nil, fmt.Errorf("there is no DeviceClass %q", name)
-	}
-	return c[i], nil
-}
+type Classes = resourcepool.Classes

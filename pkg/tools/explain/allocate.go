@@ -5,19 +5,24 @@ package explain
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // searchTimeout bounds the allocator on one node. The scheduler's limit is 10 s.
 const searchTimeout = 2 * time.Second
 
-// fit is what the allocator found on a node.
+// fit is the allocator's answer for a node.
 type fit struct {
 	ok bool
 	// err is an error that keeps the scheduler from all nodes, or of the context.
@@ -30,15 +35,11 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	if known, ok := c.fits[key]; ok {
 		return known
 	}
-	var published []*resourceapi.ResourceSlice
-	for _, sl := range s.slices {
-		published = append(published, sl.ResourceSlice)
-	}
-	published = append(published, s.rest...) // a pool is complete with them
+	published := slices.Concat(s.slices, s.rest) // a pool is complete with them
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}
-	allocator, err := structured.NewAllocator(limited, features, c.state(s), c.classes, published, c.cel)
+	allocator, err := structured.NewAllocator(limited, features, c.state(s), c.Classes, published, selectors.CEL)
 	if err == nil {
 		var results []resourceapi.AllocationResult
 		results, err = allocator.Allocate(limited, s.node, claims)
@@ -53,7 +54,7 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	return f
 }
 
-// need is what a request takes of a device; ok is not set if the device is too small for it.
+// need is the amount that a request takes from a device; ok is false if the device is too small for it.
 type need struct {
 	ok     bool
 	amount map[resourceapi.QualifiedName]resource.Quantity
@@ -62,13 +63,13 @@ type need struct {
 // anything is the class of a device by itself.
 const anything = "anything"
 
-// need asks the allocator what a request takes of a device by itself: it knows defaults and how amounts are rounded.
+// need asks the allocator how much a request takes from an unused device: it knows the defaults and how amounts are rounded.
 func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) need {
-	if len(r.capacity) == 0 && !isShared(d) {
+	if len(r.capacity) == 0 && !resourcepool.IsShared(d) {
 		return need{ok: true}
 	}
 	var key strings.Builder
-	for _, name := range sortedNames(r.capacity) {
+	for _, name := range slices.Sorted(maps.Keys(r.capacity)) {
 		q := r.capacity[name]
 		key.WriteString(string(name) + "=" + q.String() + "\x00")
 	}
@@ -84,9 +85,8 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	published := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: "driver", NodeName: &node,
 		Devices: []resourceapi.Device{alone}, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
 	claim := claimFor(&resourceapi.ExactDeviceRequest{DeviceClassName: anything, Capacity: r.exactly().Capacity}, 1)
-	unused := structured.AllocatedState{AggregatedCapacity: structured.NewConsumedCapacityCollection()}
-	allocator, err := structured.NewAllocator(ctx, features, unused, lister{anything: &resourceapi.DeviceClass{}},
-		[]*resourceapi.ResourceSlice{published}, c.cel)
+	allocator, err := structured.NewAllocator(ctx, features, resourcepool.NewAllocated().AllocatedState,
+		resourcepool.Classes{{ObjectMeta: metav1.ObjectMeta{Name: anything}}}, []*resourceapi.ResourceSlice{published}, selectors.CEL)
 	if err != nil {
 		return n
 	}
@@ -100,9 +100,4 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 		c.needs[key.String()] = &n
 	}
 	return n
-}
-
-// isShared reports whether several claims can be allocated a device at once.
-func isShared(d *resourceapi.Device) bool {
-	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }

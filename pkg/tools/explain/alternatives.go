@@ -6,11 +6,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // mostAlternatives are listed.
@@ -33,7 +36,7 @@ func (s *search) alternatives(ctx context.Context) []Alternative {
 	r := s.requests[at]
 	var found []option
 	wanted := s.describeClass(ctx, r.class)
-	if wanted.kind == "" && !selectsDriver(s.classes[r.class], s.Driver) {
+	if wanted.kind == "" && !resourcepool.SelectsDriver(s.class(r.class), s.Driver) {
 		return nil // nothing of the driver replaces what another one has
 	}
 	if o := s.less(ctx, r); len(o.Nodes) > 0 {
@@ -48,7 +51,7 @@ func (s *search) alternatives(ctx context.Context) []Alternative {
 		if ctx.Err() != nil {
 			break
 		}
-		if class.Name == r.class || !selectsDriver(class, s.Driver) {
+		if class.Name == r.class || !resourcepool.SelectsDriver(class, s.Driver) {
 			continue
 		}
 		o := s.describeClass(ctx, class.Name)
@@ -120,7 +123,7 @@ func (s *search) fill(ctx context.Context, o *option, exact *resourceapi.ExactDe
 			room = v.room
 		}
 	}
-	for _, name := range sortedNames(room) {
+	for _, name := range slices.Sorted(maps.Keys(room)) {
 		if q := room[name]; name != "shares" {
 			o.Capacity = append(o.Capacity, fmt.Sprintf("%s %s", name, &q))
 		}
@@ -130,7 +133,7 @@ func (s *search) fill(ctx context.Context, o *option, exact *resourceapi.ExactDe
 // describeClass says what a class selects: the type and profile of its devices, several with a comma, and the memory of the first.
 func (s *search) describeClass(ctx context.Context, name string) option {
 	o := option{Alternative: Alternative{Class: name}}
-	class := s.classes[name]
+	class := s.class(name)
 	if class == nil {
 		return o
 	}
@@ -138,10 +141,10 @@ func (s *search) describeClass(ctx context.Context, name string) option {
 	seen := map[int]bool{}
 	for _, site := range s.open {
 		for _, sl := range site.slices {
-			if seen[sl.content.id] {
+			if seen[s.slices.Content(sl)] {
 				continue
 			}
-			seen[sl.content.id] = true
+			seen[s.slices.Content(sl)] = true
 			for i := range sl.Spec.Devices {
 				if _, ok := s.selects(ctx, sl, i, class.Spec.Selectors); !ok {
 					continue
@@ -157,11 +160,4 @@ func (s *search) describeClass(ctx context.Context, name string) option {
 	}
 	o.kind = strings.Join(kinds, ",")
 	return o
-}
-
-// selectsDriver reports whether a class is for devices of a driver.
-func selectsDriver(class *resourceapi.DeviceClass, driver string) bool {
-	return slices.ContainsFunc(class.Spec.Selectors, func(sel resourceapi.DeviceSelector) bool {
-		return sel.CEL != nil && strings.Contains(sel.CEL.Expression, driver)
-	})
 }

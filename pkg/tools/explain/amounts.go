@@ -33,7 +33,7 @@ func reachable(c *resourceapi.DeviceCapacity, left resource.Quantity) (resource.
 	}
 }
 
-// inRange is the largest amount of a range that is at most what is left.
+// inRange is the largest amount of a range that does not exceed what is left.
 func inRange(r *resourceapi.CapacityRequestPolicyRange, left resource.Quantity) (resource.Quantity, bool) {
 	if r.Max != nil && r.Max.Cmp(left) < 0 {
 		left = *r.Max

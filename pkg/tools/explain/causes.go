@@ -79,7 +79,7 @@ func (c *Cause) rank() int {
 		InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing}, c.Kind)
 }
 
-// finish orders what was added up, and writes the messages.
+// finish orders the causes and writes their messages.
 func (cs causes) finish(nodes int) []Cause {
 	var all []Cause
 	for _, c := range cs {

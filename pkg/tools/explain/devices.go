@@ -5,15 +5,17 @@ package explain
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// verdicts are what becomes of the devices of a node for one request, each by itself.
+// verdicts say for each device of a node, by itself, whether a request can have it.
 type verdicts struct {
 	request *request
 	causes  causes
@@ -23,7 +25,7 @@ type verdicts struct {
 	kinds tally
 	// classMiss is why the last device is not of the class, where none is.
 	classMiss *Mismatch
-	// room is what the free shared device with the most memory has left.
+	// room is left on the free shared device with the most memory.
 	room map[resourceapi.QualifiedName]resource.Quantity
 }
 
@@ -31,7 +33,7 @@ type verdicts struct {
 func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 	v := &verdicts{request: r}
 	var classMiss func() *Mismatch
-	class := c.classes[r.class]
+	class := c.class(r.class)
 	if class == nil {
 		return v
 	}
@@ -39,7 +41,7 @@ func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 		if !p.IsUsable() {
 			continue
 		}
-		for _, sl := range p.slices {
+		for _, sl := range p.Slices {
 			for i := range sl.Spec.Devices {
 				if per := sl.Spec.PerDeviceNodeSelection; per != nil && *per {
 					if reached, err := reachesDevice(s.node, &sl.Spec.Devices[i]); !reached || err != nil {
@@ -68,7 +70,7 @@ func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 }
 
 // refusal is what refuses a device of the class; nil if nothing does. What freeing the device would not change comes first.
-func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v *verdicts) *Cause {
+func (c *Cluster) refusal(ctx context.Context, p *pool, sl *resourceapi.ResourceSlice, device int, v *verdicts) *Cause {
 	r, d := v.request, &sl.Spec.Devices[device]
 	if expression, ok := c.selects(ctx, sl, device, r.selectors); !ok {
 		return &Cause{Kind: Selector, name: r.class, Selector: c.mismatch(ctx, sl, device, "request "+r.name, expression)}
@@ -78,7 +80,7 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v
 		return &Cause{Kind: TooSmall, Missing: tooSmall(r, d)}
 	}
 	for i := range d.Taints {
-		if t := &d.Taints[i]; refuses(t, r) {
+		if t := &d.Taints[i]; resourcepool.Refuses(*t, r.tolerations) {
 			return &Cause{Kind: DeviceTaint, Taint: taintOf(t)}
 		}
 	}
@@ -86,12 +88,12 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v
 	if u != nil && u.exclusive && !r.admin {
 		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
 	}
-	if !isShared(d) || u == nil {
+	if !resourcepool.IsShared(d) || u == nil {
 		if missing, by := p.lacks(d); missing != nil {
 			return &Cause{Kind: Counter, Missing: missing, Claims: by}
 		}
 	}
-	if isShared(d) {
+	if resourcepool.IsShared(d) {
 		left, missing := leftOf(d, u, need)
 		if missing != nil {
 			return &Cause{Kind: Share, Missing: missing, Claims: slices.Clone(u.claims)}
@@ -103,14 +105,6 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v
 	return nil
 }
 
-// refuses reports whether a taint keeps a request from a device.
-func refuses(t *resourceapi.DeviceTaint, r *request) bool {
-	if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
-		return false
-	}
-	return !slices.ContainsFunc(r.tolerations, func(by resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(by, *t) })
-}
-
 func taintOf(t *resourceapi.DeviceTaint) *Taint {
 	taint := &Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
 	if t.TimeAdded != nil {
@@ -120,29 +114,24 @@ func taintOf(t *resourceapi.DeviceTaint) *Taint {
 	return taint
 }
 
-// lacks are the counters of which too little is left for a device, with the claims that consume them.
+// lacks returns the counters that have too little left for a device, with the claims that consume them.
 func (p *pool) lacks(d *resourceapi.Device) (missing []Shortage, by []Use) {
 	for _, c := range d.ConsumesCounters {
-		var names []string
-		for name := range c.Counters {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			want := c.Counters[name].Value
-			if left := p.left[c.CounterSet][name]; left < want.Value() {
+		for _, name := range slices.Sorted(maps.Keys(c.Counters)) {
+			want, id := c.Counters[name].Value, resourcepool.CounterID{Pool: p.Pool.Pool, Set: c.CounterSet, Name: name}
+			if left := p.left[id]; left < want.Value() {
 				missing = append(missing, Shortage{Name: c.CounterSet + "/" + name, Want: want.String(), Most: fmt.Sprint(max(left, 0))})
-				by = append(by, p.takers[c.CounterSet][name]...)
+				by = append(by, p.takers[id]...)
 			}
 		}
 	}
 	return missing, by
 }
 
-// leftOf is what one more claim can get of a shared device, and what of it is too little.
+// leftOf returns the amounts that one more claim can get from a shared device, and those that are too small for it.
 func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.QualifiedName]resource.Quantity, missing []Shortage) {
 	left = map[resourceapi.QualifiedName]resource.Quantity{}
-	for _, name := range sortedNames(d.Capacity) {
+	for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 		rest := d.Capacity[name].Value.DeepCopy()
 		if u != nil {
 			rest.Sub(u.consumed[name])
@@ -162,7 +151,7 @@ func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.Qual
 // tooSmall are the amounts that a device never has.
 func tooSmall(r *request, d *resourceapi.Device) []Shortage {
 	var missing []Shortage
-	for _, name := range sortedNames(r.capacity) {
+	for _, name := range slices.Sorted(maps.Keys(r.capacity)) {
 		want := r.capacity[name]
 		has, known := d.Capacity[name]
 		short := Shortage{Name: string(name), Want: want.String()}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Explain answers a question. The context bounds the search: nodes that it does not reach are in a group of their own.
@@ -34,7 +36,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		for _, r := range requestsOf(claim) {
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
-			if c.classes[r.class] == nil {
+			if c.class(r.class) == nil {
 				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class})
 			}
 		}
@@ -69,7 +71,7 @@ type search struct {
 	// claims without an allocation, with their requests.
 	claims   []*resourceapi.ResourceClaim
 	requests []*request
-	// fits are answers of the allocator, by what was asked and the state of the node.
+	// fits are answers of the allocator, by question and state of the node.
 	fits map[string]fit
 	// open are the nodes that the pod may run on, without a fit.
 	open []*site
@@ -148,9 +150,8 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 // isOurs reports whether a request is for a device of the driver: whether its class names it.
 func (s *search) isOurs() bool {
 	return slices.ContainsFunc(s.requests, func(r *request) bool {
-		return s.classes[r.class] != nil && slices.ContainsFunc(s.classes[r.class].Spec.Selectors, func(sel resourceapi.DeviceSelector) bool {
-			return sel.CEL != nil && strings.Contains(sel.CEL.Expression, s.Driver)
-		})
+		class := s.class(r.class)
+		return class != nil && resourcepool.SelectsDriver(class, s.Driver)
 	})
 }
 

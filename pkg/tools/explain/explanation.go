@@ -29,13 +29,13 @@ type Explanation struct {
 	State   State  `json:"state"`
 	// Node is that of a pod that is scheduled.
 	Node string `json:"node,omitempty"`
-	// Requests are what the claims ask for.
+	// Requests are those of the claims.
 	Requests []Ask `json:"requests,omitempty"`
 	// Causes are those that do not depend on the node.
 	Causes []Cause `json:"causes,omitempty"`
 	// Groups are nodes with the same causes, those first where the least is missing.
 	Groups []Group `json:"groups,omitempty"`
-	// Alternatives are what would fit now in place of what is refused.
+	// Alternatives would fit now in place of the refused request.
 	Alternatives []Alternative `json:"alternatives,omitempty"`
 	Notes        []string      `json:"notes,omitempty"`
 }
@@ -108,16 +108,16 @@ const (
 	DeviceTaint Kind = "deviceTaint"
 	// InUse is a device that is allocated.
 	InUse Kind = "allocated"
-	// Counter is a counter of which allocated devices leave too little.
+	// Counter is a counter that allocated devices have used up.
 	Counter Kind = "counter"
-	// Share is a shared device of which claims leave too little.
+	// Share is a shared device that claims have used up.
 	Share Kind = "shareCapacity"
 
 	// Count is fewer devices than are asked for.
 	Count Kind = "count"
 	// Constraint is a constraint that no choice of devices meets.
 	Constraint Kind = "constraint"
-	// Together are requests of which each fits, and all of them do not.
+	// Together are requests that fit one by one, but not all at once.
 	Together Kind = "together"
 	// Timeout is a search that took too long.
 	Timeout Kind = "timeout"
@@ -126,7 +126,7 @@ const (
 // Cause is one thing that refuses a claim.
 type Cause struct {
 	Kind Kind `json:"kind"`
-	// Message is what is wrong, in one sentence, Remedy what to do.
+	// Message says in one sentence what is wrong, Remedy what to do about it.
 	Message string `json:"message"`
 	Remedy  string `json:"remedy,omitempty"`
 	// Claim is "namespace/name", Request as in Ask; empty where it is about all.
@@ -170,7 +170,7 @@ type Taint struct {
 	Since  *time.Time `json:"since,omitempty"`
 }
 
-// Shortage is an amount of which too little is there.
+// Shortage is an amount that is not available.
 type Shortage struct {
 	// Name of the counter or capacity.
 	Name string `json:"name"`
@@ -190,7 +190,7 @@ type Use struct {
 	Ending bool `json:"ending,omitempty"`
 }
 
-// Alternative is what would fit now.
+// Alternative is a request that would fit now.
 type Alternative struct {
 	Class string `json:"class"`
 	// Count of devices that one claim can get.

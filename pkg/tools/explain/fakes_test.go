@@ -118,10 +118,7 @@ func selecting(r resourceapi.DeviceRequest, expressions ...string) resourceapi.D
 // try runs the scheduler's allocator on a node, with nothing left out.
 func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourceapi.AllocationResult {
 	b.Helper()
-	c := &Cluster{classes: lister{}, uses: map[resourcepool.ID]map[string]*use{}}
-	for _, class := range b.Classes {
-		c.classes[class.Name] = class
-	}
+	c := &Cluster{uses: map[resourcepool.ID]map[string]*use{}}
 	for _, claim := range b.Claims {
 		c.addUses(claim)
 	}
@@ -132,7 +129,7 @@ func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourcea
 		}
 	}
 	state := c.state(&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: resourcepool.ID{Driver: driver, Pool: node}}}}})
-	allocator, err := structured.NewAllocator(b.Context(), features, state, c.classes, published, compiled)
+	allocator, err := structured.NewAllocator(b.Context(), features, state, b.Classes, published, selectors.CEL)
 	b.must(err)
 	results, err := allocator.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)
 	b.must(err)

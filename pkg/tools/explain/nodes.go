@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// onNode are the causes for which claims or their pod cannot be on a node, whatever devices it has.
+// onNode returns why claims or their pod cannot be on a node, whatever devices it has.
 func (q *Question) onNode(node *corev1.Node) (found []Cause) {
 	for _, claim := range q.claims {
 		if a := claim.Status.Allocation; a != nil && a.NodeSelector != nil {
@@ -56,7 +56,7 @@ func taintOfNode(taint *corev1.Taint) *Taint {
 	return t
 }
 
-// withoutPod are the causes for which hardly any pod can be on a node: Kubernetes sets these taints where a node is not ready, under
+// withoutPod returns why hardly any pod can be on a node: Kubernetes sets these taints where a node is not ready, under
 // pressure or cordoned.
 func withoutPod(node *corev1.Node) (found []Cause) {
 	if node.Spec.Unschedulable {

@@ -3,16 +3,10 @@
 package explain
 
 import (
-	"cmp"
-	"fmt"
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/cel"
 
-	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -23,7 +17,7 @@ type Objects struct {
 	Nodes  []*corev1.Node
 	// Claims of all namespaces; only allocated ones count.
 	Claims  []*resourceapi.ResourceClaim
-	Classes []*resourceapi.DeviceClass
+	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
 }
 
@@ -31,63 +25,40 @@ type Objects struct {
 // and equal slices of several nodes are one in memory, so that 1,000 equal nodes need little more than one.
 type Cluster struct {
 	Objects
-	needed   attributes
-	cel      *cel.Cache
-	classes  lister
-	slices   *inspect.SliceSet
-	contents map[int]*content
-	onNode   map[string][]*slice
-	shared   []*slice
-	inPool   map[resourcepool.ID][]*slice
+	slices   *resourcepool.SliceSet
+	inPool   map[resourcepool.ID][]*resourceapi.ResourceSlice
+	selected map[selection][]bool
 	uses     map[resourcepool.ID]map[string]*use
 	needs    map[string]*need
 	brokenBy error
 }
 
-// slice is a ResourceSlice, whose devices may be those of others.
-type slice struct {
-	*resourceapi.ResourceSlice
-	content *content
-}
-
-// content is what equal slices of several nodes have in common.
-type content struct {
-	id int
-	// selected is what expressions say of the devices.
-	selected map[string][]match
-}
-
-// compiled are expressions of all clusters: the same classes are asked about again and again.
-var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
+// selectors are those of all clusters: the same classes are asked about again and again.
+var selectors = resourcepool.NewSelectors()
 
 // NewCluster prepares a cluster for questions, before its slices are added.
 func NewCluster(o Objects, questions ...*Question) *Cluster {
-	c := &Cluster{
-		Objects: o, cel: compiled, classes: lister{},
-		contents: map[int]*content{}, slices: inspect.NewSliceSet(), onNode: map[string][]*slice{},
-		inPool: map[resourcepool.ID][]*slice{}, uses: map[resourcepool.ID]map[string]*use{},
-		needs: map[string]*need{}, needed: attributes{names: map[string]bool{}},
-	}
+	needed := resourcepool.NewAttributes("type", "profile", "productName") // for descriptions
 	for _, class := range o.Classes {
-		c.classes[class.Name] = class
-		c.needed.addSelectors(c.cel, class.Spec.Selectors)
-	}
-	for _, name := range []string{"type", "profile", "productName"} { // for descriptions
-		c.needed.names[name] = true
+		needed.AddSelectors(selectors, class.Spec.Selectors)
 	}
 	for _, q := range questions {
 		for _, claim := range q.claims {
 			for _, r := range requestsOf(claim) {
-				c.needed.addSelectors(c.cel, r.selectors)
+				needed.AddSelectors(selectors, r.selectors)
 			}
 			for _, constraint := range claim.Spec.Devices.Constraints {
 				for _, name := range []*resourceapi.FullyQualifiedName{constraint.MatchAttribute, constraint.DistinctAttribute} {
 					if name != nil {
-						c.needed.names[identifier(resourceapi.QualifiedName(*name))] = true
+						needed.Add(resourcepool.Identifier(*name))
 					}
 				}
 			}
 		}
+	}
+	c := &Cluster{
+		Objects: o, slices: resourcepool.NewSliceSet(needed), inPool: map[resourcepool.ID][]*resourceapi.ResourceSlice{},
+		selected: map[selection][]bool{}, uses: map[resourcepool.ID]map[string]*use{}, needs: map[string]*need{},
 	}
 	for _, claim := range o.Claims {
 		c.addUses(claim)
@@ -97,67 +68,27 @@ func NewCluster(o Objects, questions ...*Question) *Cluster {
 
 // AddSlice adds a ResourceSlice. It is not kept.
 func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
-	devices := slices.Clone(s.Spec.Devices)
-	for i := range devices {
-		devices[i].Attributes = c.needed.of(devices[i].Attributes)
-		devices[i].Taints = c.taintsOf(s, &devices[i])
-	}
-	added, id, err := c.slices.Add(s, devices)
+	kept, err := c.slices.Add(s, c.Rules...)
 	if err != nil {
 		c.brokenBy = err
 		return
 	}
-	if c.contents[id] == nil {
-		c.contents[id] = &content{id: id, selected: map[string][]match{}}
-	}
-	kept := &slice{added, c.contents[id]}
 	pool := resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}
 	c.inPool[pool] = append(c.inPool[pool], kept)
-	if name := s.Spec.NodeName; name != nil && *name != "" {
-		c.onNode[*name] = append(c.onNode[*name], kept)
-		return
-	}
-	c.shared = append(c.shared, kept)
 }
 
-// taintsOf are the taints of a device with those of DeviceTaintRules.
-func (c *Cluster) taintsOf(s *resourceapi.ResourceSlice, d *resourceapi.Device) []resourceapi.DeviceTaint {
-	taints := d.Taints
-	for _, r := range c.Rules {
-		if resourcepool.Taints(r, resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}, d.Name) {
-			taints = append(slices.Clip(taints), r.Spec.Taint)
-		}
-	}
-	return taints
+// class is a DeviceClass; nil if there is none of that name.
+func (c *Cluster) class(name string) *resourceapi.DeviceClass {
+	found, _ := c.Classes.Get(name)
+	return found
 }
 
-// lister is the cluster's classes.
-type lister map[string]*resourceapi.DeviceClass
-
-// List implements structured.DeviceClassLister.
-func (l lister) List() ([]*resourceapi.DeviceClass, error) {
-	var all []*resourceapi.DeviceClass
-	for _, c := range l {
-		all = append(all, c)
-	}
-	slices.SortFunc(all, func(a, b *resourceapi.DeviceClass) int { return cmp.Compare(a.Name, b.Name) })
-	return all, nil
-}
-
-// Get implements structured.DeviceClassLister.
-func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
-	if c := l[name]; c != nil {
-		return c, nil
-	}
-	return nil, fmt.Errorf("there is no DeviceClass %q", name)
-}
-
-// use is what of a device is allocated.
+// use lists the allocations of a device.
 type use struct {
 	claims []Use
 	// exclusive is set for a device that is not shared.
 	exclusive bool
-	shares    []resourceapi.DeviceRequestAllocationResult
+	results   []resourceapi.DeviceRequestAllocationResult
 	consumed  map[resourceapi.QualifiedName]resource.Quantity
 }
 
@@ -184,12 +115,11 @@ func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
 			u = &use{consumed: map[resourceapi.QualifiedName]resource.Quantity{}}
 			pool[r.Device] = u
 		}
-		u.claims = append(u.claims, by)
+		u.claims, u.results = append(u.claims, by), append(u.results, r)
 		if r.ShareID == nil {
 			u.exclusive = true
 			continue
 		}
-		u.shares = append(u.shares, r)
 		for name, q := range r.ConsumedCapacity {
 			sum := u.consumed[name]
 			sum.Add(q)

@@ -4,6 +4,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -75,7 +76,7 @@ func claimFor(e *resourceapi.ExactDeviceRequest, count int64) *resourceapi.Resou
 	return c
 }
 
-// withDefaults sets what the API server sets, for claims that were not created yet.
+// withDefaults sets the API server's defaults in claims that were not created yet.
 func withDefaults(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	claim = claim.DeepCopy()
 	set := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
@@ -104,7 +105,7 @@ func (r *request) ask() Ask {
 	if r.all() {
 		a.Count = 0
 	}
-	for _, name := range sortedNames(r.capacity) {
+	for _, name := range slices.Sorted(maps.Keys(r.capacity)) {
 		q := r.capacity[name]
 		a.Capacity = append(a.Capacity, fmt.Sprintf("%s %s", name, &q))
 	}
@@ -112,13 +113,3 @@ func (r *request) ask() Ask {
 }
 
 func nameOf(claim *resourceapi.ResourceClaim) string { return claim.Namespace + "/" + claim.Name }
-
-// sortedNames are the names of amounts in order.
-func sortedNames[T any](amounts map[resourceapi.QualifiedName]T) []resourceapi.QualifiedName {
-	names := make([]resourceapi.QualifiedName, 0, len(amounts))
-	for name := range amounts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}

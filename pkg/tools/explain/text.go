@@ -65,7 +65,7 @@ func (e *Explanation) Print(w io.Writer) error {
 	return nil
 }
 
-// text is what a request asks for.
+// text describes a request.
 func (a Ask) text() string {
 	count := fmt.Sprint(a.Count)
 	if a.Count == 0 {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // build makes the next snapshot from what changed, and publishes it if it differs.
@@ -256,18 +257,12 @@ func (w *watches) concerns(c *resourceapi.ResourceClaim) bool {
 				return true
 			}
 			o, found, err := w.classes.GetStore().GetByKey(a.class)
-			if err != nil || !found || names(o.(*resourceapi.DeviceClass), w.driver) {
+			if err != nil || !found || resourcepool.SelectsDriver(o.(*resourceapi.DeviceClass), w.driver) {
 				return true
 			}
 		}
 	}
 	return false
-}
-
-func names(class *resourceapi.DeviceClass, driver string) bool {
-	return slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
-	})
 }
 
 // ask is one alternative of a request.
@@ -334,7 +329,7 @@ func (s *Source) claimOf(o *resourceapi.ResourceClaim) *Claim {
 	return c
 }
 
-// uuidOf is what the driver wrote to a claim's status about a device; empty before it did.
+// uuidOf is the UUID that the driver wrote to a claim's status for a device; empty until it has.
 func uuidOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) string {
 	for _, d := range c.Status.Devices {
 		if d.Driver != r.Driver || d.Pool != r.Pool || d.Device != r.Device || d.Data == nil {

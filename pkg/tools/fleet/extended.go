@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // extendedSuffix makes of a pod's name that of the claim for its extended resources, as the scheduler does, but for random
@@ -41,7 +44,7 @@ func (s *Source) pendingPods() resource {
 	}
 }
 
-// shrinkPod is the transformation of pods: what decides where their extended resources may be.
+// shrinkPod is the transformation of pods. It keeps the fields that decide where their extended resources may be.
 func shrinkPod(object any) (any, error) {
 	p, ok := object.(*corev1.Pod)
 	if !ok {
@@ -108,12 +111,12 @@ func (w *watches) extendedClaim(p *corev1.Pod) *Claim {
 	}
 	own := false
 	for _, container := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		for _, name := range sortedNames(container.Resources.Requests) {
+		for _, name := range slices.Sorted(maps.Keys(container.Resources.Requests)) {
 			class := w.classFor(name)
 			if class == nil {
 				continue
 			}
-			own = own || names(class, w.driver)
+			own = own || resourcepool.SelectsDriver(class, w.driver)
 			amount := container.Resources.Requests[name]
 			asked := ask{class: string(name), count: amount.Value()}
 			c.Requests = append(c.Requests, Request{Name: container.Name, Asks: []string{asked.String()}})
@@ -123,15 +126,6 @@ func (w *watches) extendedClaim(p *corev1.Pod) *Claim {
 		return nil
 	}
 	return c
-}
-
-func sortedNames(all corev1.ResourceList) []corev1.ResourceName {
-	var names []corev1.ResourceName
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // classFor is a class that serves an extended resource; nil if there is none.

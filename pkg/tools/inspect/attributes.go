@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // published is a device of a slice. Its attributes are untrusted: any driver may have written them.
@@ -20,10 +21,7 @@ type published struct {
 
 // attribute returns an attribute by name, with or without the driver's domain, which are equivalent in the API.
 func (d *published) attribute(name string) resourceapi.DeviceAttribute {
-	if a, ok := d.Attributes[resourceapi.QualifiedName(name)]; ok {
-		return a
-	}
-	return d.Attributes[resourceapi.QualifiedName(d.driver+"/"+name)]
+	return resourcepool.Attribute(d.driver, d.Device, name)
 }
 
 // text is the value of an attribute of any kind; empty if it is missing.
@@ -123,7 +121,7 @@ func (d *published) total() Amounts {
 	})
 }
 
-// least is the minimum that a claim takes of a shared device.
+// least is the minimum that a claim takes from a shared device.
 func (d *published) least() Amounts {
 	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
 		p := d.Capacity[name].RequestPolicy
@@ -138,7 +136,7 @@ func (d *published) least() Amounts {
 	})
 }
 
-// usual is what a claim without amounts takes of a shared device.
+// usual is the amount that a claim without amounts takes from a shared device.
 func (d *published) usual() Amounts {
 	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
 		if p := d.Capacity[name].RequestPolicy; p != nil {
@@ -146,24 +144,6 @@ func (d *published) usual() Amounts {
 		}
 		return nil
 	})
-}
-
-// needs are the counters that a device consumes, by pool and set.
-func (d *published) needs() stock {
-	needs := stock{}
-	for _, c := range d.ConsumesCounters {
-		for name, counter := range c.Counters {
-			needs[counterKey(d.pool, c.CounterSet, name)] += counter.Value.Value()
-		}
-	}
-	return needs
-}
-
-func counterKey(pool, set, counter string) string { return pool + "\x00" + set + "\x00" + counter }
-
-// isMany reports whether several claims can be allocated the device at once.
-func (d *published) isMany() bool {
-	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }
 
 // parent identifies the GPU of a device: by its counter set, address or UUID, else by the device's own name.

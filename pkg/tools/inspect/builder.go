@@ -9,6 +9,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // builder builds the view of one GPU of a machine.
@@ -19,7 +20,7 @@ type builder struct {
 	view     *GPU
 	shapes   []gpu.Shape // the first of the view's, by index
 	// full are the GPU's counters, left those that no allocation or partition consumes.
-	full, left stock
+	full, left resourcepool.Stock
 	// there are the partitions that block others.
 	there []occupant
 }
@@ -47,7 +48,7 @@ func (b *builder) claims() {
 	b.own(func(r *records.Record, d *records.Device) {
 		if r.State == records.Releasing {
 			if d.Partition == nil && d.Share == nil && !d.AdminAccess {
-				b.left = stock{}
+				b.left = resourcepool.Stock{}
 				b.view.Notes = append(b.view.Notes, fmt.Sprintf("claim %s/%s has ended, and its pods have left processes: the GPU is "+
 					"allocated again once they end", r.Claim.Namespace, r.Claim.Name))
 			}
@@ -60,7 +61,7 @@ func (b *builder) claims() {
 			s.use(*h.Has)
 		}
 		if d.Partition == nil && !d.AdminAccess {
-			b.left = stock{} // the whole GPU
+			b.left = resourcepool.Stock{} // the whole GPU
 		}
 	})
 }
@@ -192,7 +193,7 @@ func (b *builder) obstruct() {
 	for _, p := range b.there {
 		for i := range b.gpu.MIG.Profiles {
 			if profile := &b.gpu.MIG.Profiles[i]; profile.ID == p.ProfileID {
-				b.left.take(stockOf(gpu.Shape{GPU: b.gpu, Profile: profile, Placement: p.Placement}.Consumes()))
+				b.left.Take(stockOf(gpu.Shape{GPU: b.gpu, Profile: profile, Placement: p.Placement}.Consumes()))
 			}
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Fleet is an overview of a cluster's nodes. Its JSON is an interface: fields may be added, never renamed.
@@ -35,7 +36,7 @@ type FleetNode struct {
 	// State is empty for a node that takes pods: else "not ready", "cordoned" or "no Node object", and nothing of it is free.
 	State string `json:"state,omitempty"`
 	Summary
-	// Problems of the node, such as an incomplete pool, of which nothing is counted.
+	// Problems of the node, such as an incomplete pool, which does not count.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -50,7 +51,7 @@ type Summary struct {
 	Shared      int `json:"shared"`
 	Closed      int `json:"closed"`
 	Unhealthy   int `json:"unhealthy"`
-	// Fits is what claims can get now, each kind counted as if it were the only one.
+	// Fits are the devices that claims can get now, each kind counted as if it were the only one.
 	Fits []Amount `json:"fits"`
 	// Fragmentation is the share of free placement units on GPUs that are in use: what is free and not allocatable as a whole GPU.
 	Fragmentation float64 `json:"fragmentation"`
@@ -77,6 +78,21 @@ func (s *Summary) fits(a Amount) {
 		return
 	}
 	s.Fits[at].Count += a.Count
+}
+
+// SliceSet keeps what a Fleet needs of the ResourceSlices of many nodes.
+type SliceSet struct{ *resourcepool.SliceSet }
+
+// NewSliceSet creates an empty set.
+func NewSliceSet() *SliceSet {
+	return &SliceSet{resourcepool.NewSliceSet(resourcepool.NewAttributes(
+		"type", "profile", "productName", "index", "placementStart", "placementSize", "pciBusID"))}
+}
+
+// AddForOverview adds a slice.
+func (set *SliceSet) AddForOverview(s *resourceapi.ResourceSlice) error {
+	_, err := set.Add(s)
+	return err
 }
 
 // OfFleet is the overview of the nodes in a set. Claims and rules are those of the cluster, states those of its nodes (NodeState);
@@ -182,7 +198,7 @@ func (s *Summary) count(g *GPU) {
 	}
 }
 
-// PackedState is what is allocated of a node, for the measure of packing.
+// PackedState is the state of a node for the measure of packing.
 func PackedState(cache *pools.Cache, p Pool) (*packing.State, error) {
 	var published []*resourceapi.ResourceSlice
 	for i := range p.Slices {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // moved is a pool on a node of another name.
@@ -82,14 +83,22 @@ func TestNodeState(t *testing.T) {
 // A set keeps devices of equal slices once, and slices as they were.
 func TestSliceSet(t *testing.T) {
 	p := newMachine(t, "l40s").published()
-	set := NewSliceSet()
+	needed := resourcepool.NewAttributes()
+	for i := range p.Slices {
+		for _, d := range p.Slices[i].Spec.Devices {
+			for name := range d.Attributes {
+				needed.Add(resourcepool.Identifier(name))
+			}
+		}
+	}
+	set := resourcepool.NewSliceSet(needed)
 	var contents []int
 	for _, s := range slices.Concat(p.Slices, moved(p, "gpu-2")) {
-		_, content, err := set.Add(&s, s.Spec.Devices)
+		kept, err := set.Add(&s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		contents = append(contents, content)
+		contents = append(contents, set.Content(kept))
 	}
 	if diff := cmp.Diff([]int{0, 1, 2, 0, 1, 2}, contents); diff != "" {
 		t.Errorf("contents (-want +got):\n%s", diff)

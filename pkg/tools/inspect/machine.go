@@ -13,6 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Hardware is the state of a machine.
@@ -135,10 +136,10 @@ func memoryBytes(n uint64) int64 {
 	return int64(n)
 }
 
-func stockOf(counters []gpu.Counter) stock {
-	s := stock{}
+func stockOf(counters []gpu.Counter) resourcepool.Stock {
+	s := resourcepool.Stock{}
 	for _, c := range counters {
-		s[c.Name] += c.Value
+		s[resourcepool.CounterID{Name: c.Name}] += c.Value
 	}
 	return s
 }

@@ -56,16 +56,14 @@ func OfPool(p Pool) (*View, error) {
 	}
 	d := &decoder{
 		pool: p, view: &View{Source: Cluster, Node: p.Node, Driver: p.Driver, GPUs: []GPU{}},
-		full: stock{}, pools: map[string]bool{}, byName: map[string]int{}, units: map[string]int{},
+		full: resourcepool.Stock{}, pools: map[string]bool{}, byName: map[string]int{}, units: map[resourcepool.CounterID]int{},
 	}
 	for _, pool := range found {
 		d.pools[pool.Pool] = true
 		if pool.Invalid != "" {
 			d.view.Problems = append(d.view.Problems, pool.Invalid+": the scheduler allocates nothing from the pool")
 		}
-		for _, s := range pool.Slices {
-			d.counters(s)
-		}
+		d.counters(pool.Stock())
 	}
 	for _, pool := range found {
 		for _, s := range pool.Slices {
@@ -105,14 +103,14 @@ func (p *Pool) pools() ([]*resourcepool.Pool, error) {
 type decoder struct {
 	pool       Pool
 	view       *View
-	full, left stock
+	full, left resourcepool.Stock
 	// pools are those of the node, usually one.
 	pools map[string]bool
 	gpus  []*decoded
 	// byName maps pool and device to the index in gpus.
 	byName map[string]int
 	// units is the minimum number of placement units by counter set.
-	units map[string]int
+	units map[resourcepool.CounterID]int
 }
 
 // decoded is a GPU under construction.
@@ -125,15 +123,13 @@ type decoded struct {
 
 const counterOfUnit = "slice-"
 
-func (d *decoder) counters(s *resourceapi.ResourceSlice) {
-	for _, set := range s.Spec.SharedCounters {
-		for name, counter := range set.Counters {
-			d.full[counterKey(s.Spec.Pool.Name, set.Name, name)] = counter.Value.Value()
-			unit, isUnit := strings.CutPrefix(name, counterOfUnit)
-			if n, err := strconv.Atoi(unit); isUnit && err == nil && n >= 0 && n < maxUnits {
-				key := counterKey(s.Spec.Pool.Name, set.Name, "")
-				d.units[key] = max(d.units[key], n+1)
-			}
+func (d *decoder) counters(all resourcepool.Stock) {
+	maps.Copy(d.full, all)
+	for id := range all {
+		unit, isUnit := strings.CutPrefix(id.Name, counterOfUnit)
+		if n, err := strconv.Atoi(unit); isUnit && err == nil && n >= 0 && n < maxUnits {
+			id.Name = ""
+			d.units[id] = max(d.units[id], n+1)
 		}
 	}
 }
@@ -160,11 +156,12 @@ func deviceKey(pool, name string) string { return pool + "\x00" + name }
 
 // add adds a device to its GPU.
 func (d *decoder) add(g *decoded, dev published) {
-	shape := Shape{Device: dev.Name, Type: dev.text("type"), Profile: dev.text("profile"), Placement: dev.placement(), needs: dev.needs()}
+	shape := Shape{Device: dev.Name, Type: dev.text("type"), Profile: dev.text("profile"), Placement: dev.placement(),
+		needs: resourcepool.Needs(dev.pool, dev.Device)}
 	if shape.Type == "" {
 		shape.Type = typeGPU
 	}
-	if dev.isMany() {
+	if resourcepool.IsShared(dev.Device) {
 		total := dev.total()
 		shape.Total, shape.least, shape.usual = &total, dev.least(), dev.usual()
 	}
@@ -175,7 +172,7 @@ func (d *decoder) add(g *decoded, dev published) {
 	if shape.isPartition() {
 		end := shape.Placement.Start + shape.Placement.Size
 		for _, c := range dev.ConsumesCounters {
-			end = max(end, d.units[counterKey(dev.pool, c.CounterSet, "")])
+			end = max(end, d.units[resourcepool.CounterID{Pool: dev.pool, Set: c.CounterSet}])
 		}
 		g.view.Slices = max(g.view.Slices, end)
 	}
@@ -269,7 +266,7 @@ func (d *decoder) claim(c *resourceapi.ResourceClaim) {
 		}
 		s := &d.gpus[at].view.Shapes[slices.IndexFunc(d.gpus[at].view.Shapes, func(s Shape) bool { return s.Device == r.Device })]
 		if !h.AdminAccess && !s.isAllocated() {
-			d.left.take(s.needs) // once, however many claims share it
+			d.left.Take(s.needs) // once, however many claims share it
 		}
 		if s.isShared() && !h.AdminAccess {
 			has := amountsOf(d.pool.Driver, func(name resourceapi.QualifiedName) *resource.Quantity {

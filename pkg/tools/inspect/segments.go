@@ -8,7 +8,7 @@ import "slices"
 type Segment struct {
 	// Start and Size are zero on a GPU whose units are unknown.
 	Start, Size int
-	// Label names what is there; empty for nothing.
+	// Label names the occupant; empty if there is none.
 	Label  string
 	State  SegmentState
 	Claims []Claim
@@ -44,7 +44,7 @@ var segmentStates = []struct {
 	SegmentTainted:   {"!", "!", "tainted"},
 }
 
-// String says what the state means.
+// String describes the state.
 func (s SegmentState) String() string { return segmentStates[s].means }
 
 var segmentOf = map[PartitionState]SegmentState{

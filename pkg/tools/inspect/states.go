@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Values of the attribute "type".
@@ -19,25 +20,6 @@ const (
 	typeMIGTimeSlice = string(gpu.TypeMIGTimeSlice)
 	typeMIGMPS       = string(gpu.TypeMIGMPS)
 )
-
-// stock is an amount of each counter.
-type stock map[string]int64
-
-// fits reports whether the stock covers all needs.
-func (s stock) fits(needs stock) bool {
-	for name, n := range needs {
-		if s[name] < n {
-			return false
-		}
-	}
-	return true
-}
-
-func (s stock) take(needs stock) {
-	for name, n := range needs {
-		s[name] -= n
-	}
-}
 
 // isPartition reports whether the shape is a partition.
 func (s *Shape) isPartition() bool { return s.Placement != nil }
@@ -69,7 +51,7 @@ func (s *Shape) room() int64 {
 	return max(s.fit(left, s.usual), min(s.fit(left, s.least), 1))
 }
 
-// fit is how many claims of equal amounts fit what is left. What a GPU does not count limits nothing.
+// fit is how many claims of equal amounts fit what is left. Amounts that a GPU does not count limit nothing.
 func (s *Shape) fit(left, each Amounts) int64 {
 	fit := left.Shares / max(each.Shares, 1)
 	for _, a := range []struct{ total, left, each int64 }{
@@ -93,7 +75,7 @@ func (s *Shape) use(has Amounts) {
 
 // complete derives the states of shapes, and what is offered and free. full are the GPU's counters, left those that are not
 // consumed. A state that is already set stays.
-func (g *GPU) complete(full, left stock) {
+func (g *GPU) complete(full, left resourcepool.Stock) {
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
 		switch {
@@ -104,7 +86,7 @@ func (g *GPU) complete(full, left stock) {
 			s.State = Allocated
 		case s.closed():
 			s.State = Tainted
-		case s.ready || left.fits(s.needs):
+		case s.ready || left.Fits(s.needs):
 			s.State = Free
 		default:
 			s.State = Blocked
@@ -118,9 +100,9 @@ func (g *GPU) complete(full, left stock) {
 
 // count returns how many shapes of each kind fit the stock: of all shapes, or of those that are available now. Counts of
 // partitions are per profile.
-func (g *GPU) count(from stock, now bool) []Amount {
+func (g *GPU) count(from resourcepool.Stock, now bool) []Amount {
 	amounts := []Amount{}
-	left := map[string]stock{}
+	left := map[string]resourcepool.Stock{}
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
 		if now && s.State != Free && s.State != Shared || s.isWithdrawn() {
@@ -130,10 +112,10 @@ func (g *GPU) count(from stock, now bool) []Amount {
 			if left[kind] == nil {
 				left[kind] = maps.Clone(from)
 			}
-			if !left[kind].fits(s.needs) {
+			if !left[kind].Fits(s.needs) {
 				continue
 			}
-			left[kind].take(s.needs)
+			left[kind].Take(s.needs)
 		}
 		n := int64(1)
 		switch {

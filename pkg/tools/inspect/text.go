@@ -225,7 +225,7 @@ func (s *Shape) usedText() string {
 	return fmt.Sprintf("%d of %s", s.Used.Shares, all)
 }
 
-// FreeText summarises what is available.
+// FreeText summarises the available devices.
 func (g *GPU) FreeText() string {
 	switch {
 	case len(g.Shapes) == 0:

@@ -5,6 +5,7 @@ package inspect
 import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Source is the origin of a view.
@@ -123,7 +124,7 @@ type Shape struct {
 
 	// needs are the consumed counters, least and usual the minimum and the default that a claim
 	// takes of a shared GPU.
-	needs        stock
+	needs        resourcepool.Stock
 	least, usual Amounts
 	// ready is set if its partition exists.
 	ready bool

@@ -35,7 +35,7 @@ func amountsOf(wanted *resourceapi.CapacityRequirements, object *resourceapi.Dev
 	return amounts, true
 }
 
-// amountOf is what a request consumes of a capacity, in thousandths; not ok where the policy of the capacity forbids it.
+// amountOf is how much of a capacity a request consumes, in thousandths; not ok where the policy of the capacity forbids it.
 func amountOf(requests map[resourceapi.QualifiedName]resource.Quantity, n resourceapi.QualifiedName,
 	capacity resourceapi.DeviceCapacity) (amount int64, ok bool) {
 	requested, explicit := requests[n]
@@ -72,7 +72,7 @@ func inRange(amount int64, r *resourceapi.CapacityRequestPolicyRange) (int64, bo
 	return amount, r.Max == nil || amount <= thousandths(*r.Max)
 }
 
-// defaultOf is what a request consumes that does not say.
+// defaultOf is how much a request consumes that names no amount.
 func defaultOf(c resourceapi.DeviceCapacity) resource.Quantity {
 	if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
 		return *c.RequestPolicy.Default

@@ -4,6 +4,7 @@ package pools
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -37,7 +38,7 @@ func (b *builder) add(p *resourcepool.Pool) {
 	at := map[string]map[string]int{} // counters by set and name
 	for _, set := range p.CounterSets() {
 		at[set.Name] = map[string]int{}
-		for _, name := range sorted(set.Counters) {
+		for _, name := range slices.Sorted(maps.Keys(set.Counters)) {
 			at[set.Name][name] = len(b.counters)
 			b.counters = append(b.counters, packing.Counter{
 				Pool: number, Set: set.Name, Name: name, Total: thousandths(set.Counters[name].Value),
@@ -51,9 +52,9 @@ func (b *builder) add(p *resourcepool.Pool) {
 
 func (b *builder) device(pool int, object *resourceapi.Device, counters map[string]map[string]int) {
 	d := packing.Device{Name: object.Name, Pool: pool, Shape: shapeOf(b.node.Driver, object)}
-	d.Shared = isShared(object)
+	d.Shared = resourcepool.IsShared(object)
 	for _, c := range object.ConsumesCounters {
-		for _, name := range sorted(c.Counters) {
+		for _, name := range slices.Sorted(maps.Keys(c.Counters)) {
 			if at, ok := counters[c.CounterSet][name]; ok {
 				d.Needs = append(d.Needs, packing.Need{Counter: at, Amount: thousandths(c.Counters[name].Value)})
 			}
@@ -61,7 +62,7 @@ func (b *builder) device(pool int, object *resourceapi.Device, counters map[stri
 	}
 	slices.SortFunc(d.Needs, func(a, b packing.Need) int { return cmp.Compare(a.Counter, b.Counter) })
 	if d.Shared {
-		for _, name := range sorted(object.Capacity) {
+		for _, name := range slices.Sorted(maps.Keys(object.Capacity)) {
 			capacity := object.Capacity[name]
 			d.Capacities = append(d.Capacities, packing.Capacity{
 				Name: string(name), Total: thousandths(capacity.Value), Default: thousandths(defaultOf(capacity)),
@@ -70,7 +71,7 @@ func (b *builder) device(pool int, object *resourceapi.Device, counters map[stri
 	}
 	d.Size = b.size(d.Needs)
 	d.GPU = b.gpu(object)
-	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0 || textOf(object, "parentUUID", b.node.Driver+"/parentUUID") != ""
+	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0 || resourcepool.Text(b.node.Driver, object, "parentUUID") != ""
 	b.node.index[deviceKey{b.node.pools[pool], d.Name}] = len(b.devices)
 	b.node.objects = append(b.node.objects, object)
 	b.devices = append(b.devices, d)
@@ -83,11 +84,11 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 	pci, err := gpu.ParseDeviceName(object.Name)
 	if len(object.ConsumesCounters) > 0 {
 		name = object.ConsumesCounters[0].CounterSet
-	} else if address := textOf(object, string(deviceattribute.StandardDeviceAttributePCIBusID)); address != "" {
+	} else if address := resourcepool.Text(b.node.Driver, object, pciBusID); address != "" {
 		name = "PCI " + address
 	} else if err == nil {
 		name = "PCI " + pci.String()
-	} else if uuid := textOf(object, "parentUUID", b.node.Driver+"/parentUUID", "uuid", b.node.Driver+"/uuid"); uuid != "" {
+	} else if uuid := resourcepool.Text(b.node.Driver, object, "parentUUID", "uuid"); uuid != "" {
 		name = "UUID " + uuid
 	}
 	at, ok := b.byName[name]
@@ -102,16 +103,20 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 			}
 		}
 	}
-	if group := textOf(object, "nvlinkGroup", b.node.Driver+"/nvlinkGroup"); group != "" {
+	if group := resourcepool.Text(b.node.Driver, object, "nvlinkGroup"); group != "" {
 		b.join(at, "NVLink group "+group)
 	}
-	if numa, ok := object.Attributes[numaNode]; ok && numa.IntValue != nil {
+	if numa := object.Attributes[numaNode]; numa.IntValue != nil {
 		b.join(at, "NUMA node "+strconv.FormatInt(*numa.IntValue, 10))
 	}
 	return at
 }
 
-const numaNode = deviceattribute.StandardDeviceAttributeNUMANode
+// Standard attributes that identify a GPU.
+const (
+	numaNode = deviceattribute.StandardDeviceAttributeNUMANode
+	pciBusID = string(deviceattribute.StandardDeviceAttributePCIBusID)
+)
 
 // join adds a GPU to a block.
 func (b *builder) join(at int, block string) {
@@ -126,7 +131,7 @@ func (b *builder) join(at int, block string) {
 	}
 }
 
-// sliceCounter is a counter of which there is one for each place of a partition: Cleave's slice-0, NVIDIA's memory-slice-0.
+// sliceCounter matches counters of which each place of a partition has one: Cleave's slice-0, NVIDIA's memory-slice-0.
 var sliceCounter = regexp.MustCompile(`slice-[0-9]+$`)
 
 // units is the size of a device that consumes all of counters that have amounts, not places.
@@ -152,26 +157,11 @@ func (b *builder) size(needs []packing.Need) int {
 
 // shapeOf is the profile of a partition, else its type, else the name of its driver. A shared partition has both.
 func shapeOf(driver string, object *resourceapi.Device) string {
-	profile, kind := textOf(object, "profile", driver+"/profile"), textOf(object, "type", driver+"/type")
-	if profile != "" && isShared(object) {
+	profile, kind := resourcepool.Text(driver, object, "profile"), resourcepool.Text(driver, object, "type")
+	if profile != "" && resourcepool.IsShared(object) {
 		return strings.TrimSpace(profile + " " + kind)
 	}
 	return cmp.Or(profile, kind, driver)
-}
-
-// isShared reports whether several claims can be allocated a device.
-func isShared(object *resourceapi.Device) bool {
-	return object.AllowMultipleAllocations != nil && *object.AllowMultipleAllocations
-}
-
-// textOf is the first attribute of some names that has a string.
-func textOf(object *resourceapi.Device, names ...string) string {
-	for _, name := range names {
-		if a, ok := object.Attributes[resourceapi.QualifiedName(name)]; ok && a.StringValue != nil {
-			return *a.StringValue
-		}
-	}
-	return ""
 }
 
 // thousandths of a quantity; amounts beyond the range are its end.
@@ -184,14 +174,4 @@ func thousandths(q resource.Quantity) int64 {
 		return -most * 1000
 	}
 	return q.MilliValue()
-}
-
-// sorted are the keys of a map.
-func sorted[K cmp.Ordered, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

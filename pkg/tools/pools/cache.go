@@ -10,35 +10,34 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// Bounds of what is remembered; what is beyond is evaluated again.
+// Bounds of the cache; beyond them, requests and models are made again.
 const (
-	maxExpressions = 500
-	maxDemands     = 100
-	maxModels      = 100
+	maxDemands = 100
+	maxModels  = 100
 )
 
-// Cache shares what nodes have in common. It is safe for concurrent use; the Nodes that it returns are used by one goroutine
+// Cache shares the common parts of nodes. It is safe for concurrent use; the Nodes that it returns are used by one goroutine
 // at a time.
 type Cache struct {
 	mutex     sync.Mutex
 	models    []*packing.Model
-	cel       *cel.Cache
-	selectors map[string]*selector
-	answers   answers
+	selectors *resourcepool.Selectors
 }
 
 // NewCache creates an empty cache.
-func NewCache() *Cache {
-	return &Cache{
-		cel:       cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}),
-		selectors: map[string]*selector{}, answers: answers{},
-	}
+func NewCache() *Cache { return &Cache{selectors: resourcepool.NewSelectors()} }
+
+// Attributes are those that a Node or one of some selectors looks at.
+func (c *Cache) Attributes(selectors []resourceapi.DeviceSelector) *resourcepool.Attributes {
+	a := resourcepool.NewAttributes("profile", "type", "parentUUID", "nvlinkGroup",
+		resourcepool.Identifier(numaNode), resourcepool.Identifier(pciBusID))
+	a.AddSelectors(c.selectors, selectors)
+	return a
 }
 
 // share is the model itself, or an equal one that other nodes have.
@@ -57,7 +56,7 @@ func (c *Cache) share(m *packing.Model) *packing.Model {
 	return m
 }
 
-// Requests are what a demand asks of a node. The error is that of a selector, which the allocator finds too.
+// Requests translates a demand for a node. The error is that of a selector, which the allocator finds too.
 func (c *Cache) Requests(ctx context.Context, n *Node, d Demand) ([]packing.Request, error) {
 	if known, ok := n.known[d.Key]; ok {
 		return known, nil
@@ -81,16 +80,12 @@ func (c *Cache) Requests(ctx context.Context, n *Node, d Demand) ([]packing.Requ
 
 func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Request, error) {
 	found := packing.Request{Count: r.Count, Match: packing.NewBits(len(n.objects))}
-	all := make([]*selector, 0, len(r.Selectors))
-	for _, expression := range r.Selectors {
-		s, err := c.selector(expression)
-		if err != nil {
-			return packing.Request{}, err
-		}
-		all = append(all, s)
+	all, err := c.selectors.Compile(r.Selectors...)
+	if err != nil {
+		return packing.Request{}, err
 	}
 	for i, object := range n.objects {
-		if ok, err := c.matchAll(ctx, all, n.Driver, object); err != nil {
+		if ok, err := resourcepool.MatchAll(ctx, all, n.Driver, object); err != nil {
 			return packing.Request{}, fmt.Errorf("select device %s of node %s: %w", object.Name, n.Name, err)
 		} else if !ok {
 			continue
@@ -106,7 +101,8 @@ func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Reque
 			}
 			found.Amounts[i] = amounts
 		}
-		if len(n.taints[i]) > 0 && tolerated(n.taints[i], r.Tolerations) {
+		refuses := func(t resourceapi.DeviceTaint) bool { return resourcepool.Refuses(t, r.Tolerations) }
+		if len(n.taints[i]) > 0 && !slices.ContainsFunc(n.taints[i], refuses) {
 			if found.Tolerated == nil {
 				found.Tolerated = packing.NewBits(len(n.objects))
 			}
@@ -114,24 +110,4 @@ func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Reque
 		}
 	}
 	return found, nil
-}
-
-// matchAll evaluates selectors in order, as the allocator does: one that fails hides the errors of those after it.
-func (c *Cache) matchAll(ctx context.Context, all []*selector, driver string, object *resourceapi.Device) (bool, error) {
-	for _, s := range all {
-		if ok, err := s.matches(ctx, c.answers, driver, object); err != nil || !ok {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// tolerated reports whether every taint is.
-func tolerated(taints []resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) bool {
-	for _, t := range taints {
-		if !slices.ContainsFunc(tolerations, func(by resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(by, t) }) {
-			return false
-		}
-	}
-	return true
 }

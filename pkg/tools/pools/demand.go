@@ -9,7 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Demand is what claims ask for, with the selectors of their classes. The key is the same for demands that ask for the same.
+// Demand has the requests of claims, with the selectors of their classes. Equal demands have equal keys.
 type Demand struct {
 	Key      string
 	requests []request

@@ -13,13 +13,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// ErrIncomplete is returned for a node of which no pool is published in full.
+// ErrIncomplete is returned for a node without a complete pool.
 var ErrIncomplete = errors.New("no pool is complete")
 
 // ErrUnpredictable is returned for what only the allocator can predict.
 var ErrUnpredictable = errors.New("only the allocator can decide this")
 
-// Node is what a driver publishes for one node.
+// Node has the devices that a driver publishes for one node.
 type Node struct {
 	Name, Driver string
 	Model        *packing.Model
@@ -68,24 +68,15 @@ func (c *Cache) Node(published []*resourceapi.ResourceSlice, rules ...*resourcea
 // taint notes the taints of a device that keep claims off.
 func (n *Node) taint(i int, rules []*resourceapi.DeviceTaintRule) {
 	var found []resourceapi.DeviceTaint
-	for _, t := range n.objects[i].Taints {
-		if blocks(t.Effect) {
+	for _, t := range resourcepool.TaintsOf(resourcepool.ID{Driver: n.Driver, Pool: n.Pool(i)}, n.objects[i], rules) {
+		if resourcepool.Refuses(t, nil) {
 			found = append(found, t)
-		}
-	}
-	for _, r := range rules {
-		if blocks(r.Spec.Taint.Effect) && resourcepool.Taints(r, resourcepool.ID{Driver: n.Driver, Pool: n.Pool(i)}, n.objects[i].Name) {
-			found = append(found, r.Spec.Taint)
 		}
 	}
 	n.taints = append(n.taints, found)
 	if len(found) > 0 {
 		n.tainted.Set(i)
 	}
-}
-
-func blocks(effect resourceapi.DeviceTaintEffect) bool {
-	return effect == resourceapi.DeviceTaintEffectNoSchedule || effect == resourceapi.DeviceTaintEffectNoExecute
 }
 
 // NewState is the node with nothing allocated.

@@ -5,8 +5,6 @@ package pools
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -240,77 +238,6 @@ func TestRequests_Selectors(t *testing.T) {
 	}
 	if _, err := c.Requests(t.Context(), n, d); err == nil {
 		t.Error("a selector that fails at run time gives no error")
-	}
-}
-
-// TestSelector_Names: what an expression looks at is known where all of it is spelled out.
-func TestSelector_Names(t *testing.T) {
-	type answer struct {
-		Names []string
-		Known bool
-	}
-	for expression, want := range map[string]answer{
-		`device.driver == "a"`: {nil, true},
-		`device.attributes["a.b"].x == "y" && device.attributes["a.b"].?z.orValue(1) == 1`: {
-			[]string{"attributes a.b x", "attributes a.b z"}, true,
-		},
-		`device.capacity["a.b"].memory.compareTo(quantity("1Gi")) >= 0`:   {[]string{"capacity a.b memory"}, true},
-		`device.attributes["a.b"].version.isGreaterThan(semver("1.0.0"))`: {[]string{"attributes a.b version"}, true},
-		`"x" in device.attributes["a.b"]`:                                 {nil, false},
-		`device.attributes[device.driver].x == "y"`:                       {nil, false},
-		`device.attributes.exists(d, d == "a")`:                           {nil, false},
-	} {
-		s, err := NewCache().selector(expression)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := answer{Known: s.known}
-		for _, n := range s.names {
-			got.Names = append(got.Names, n.kind+" "+n.domain+" "+n.id)
-		}
-		if !got.Known {
-			got.Names = nil
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", expression, diff)
-		}
-	}
-}
-
-// TestSelector_Memo: devices that differ in what is looked at get answers of their own, and equal ones share one.
-func TestSelector_Memo(t *testing.T) {
-	c := NewCache()
-	byType := class(`device.attributes["gpu.example.com"].type == "mig"`)
-	byUUID := class(`device.attributes["gpu.example.com"].uuid == "UUID-half-1"`)
-	for i := range 3 {
-		n := mustNode(t, c, oneGPU(fmt.Sprint("node-", i), 1))
-		if got := matching(t, c, n, byType, claim()); !slices.Equal(got, []string{"half-1", "half-0"}) {
-			t.Errorf("by type: %v", got)
-		}
-		if got := matching(t, c, n, byUUID, claim()); !slices.Equal(got, []string{"half-1"}) {
-			t.Errorf("by UUID: %v", got)
-		}
-	}
-	evaluations := map[*selector]int{}
-	for key := range c.answers {
-		evaluations[key.selector]++
-	}
-	if diff := cmp.Diff([]int{2, 3}, slices.Sorted(maps.Values(evaluations))); diff != "" {
-		t.Errorf("evaluations (-want +got):\n%s", diff)
-	}
-}
-
-// TestSelector_Bound: expressions that name UUIDs fill one bounded memory, not one each.
-func TestSelector_Bound(t *testing.T) {
-	c := NewCache()
-	for i := range maxAnswers {
-		c.answers[answerKey{device: fmt.Sprint(i)}] = true
-	}
-	for i := range 3 {
-		matching(t, c, mustNode(t, c, oneGPU("a", 1)), class(fmt.Sprintf(`device.attributes["gpu.example.com"].uuid == "UUID-%d"`, i)), claim())
-	}
-	if len(c.answers) != 9 {
-		t.Errorf("%d answers are remembered, want the 9 new ones", len(c.answers))
 	}
 }
 

@@ -94,7 +94,7 @@ const (
 	Spread Reason = "Spread"
 	// OtherPods: where the pod can run depends on other pods.
 	OtherPods Reason = "OtherPods"
-	// Unpredictable is a claim of which only the allocator can say where it fits.
+	// Unpredictable is a claim that only the allocator can place.
 	Unpredictable Reason = "Unpredictable"
 	// Unused is a claim without a pod.
 	Unused Reason = "Unused"

@@ -3,17 +3,15 @@
 package repack
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Objects are those of the cluster, except ResourceSlices and pods, of which there are many.
@@ -22,7 +20,7 @@ type Objects struct {
 	Nodes  []*corev1.Node
 	// Claims of all namespaces and drivers; only allocated ones count.
 	Claims  []*resourceapi.ResourceClaim
-	Classes []*resourceapi.DeviceClass
+	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
 	Budgets []*policyv1.PodDisruptionBudget
 	// Volumes bind pods to nodes by their node affinity.
@@ -33,32 +31,26 @@ type Objects struct {
 // several nodes are one in memory.
 type Cluster struct {
 	Objects
-	cache   *pools.Cache
-	slices  *inspect.SliceSet
-	classes map[string]*resourceapi.DeviceClass
-	nodes   map[string]*node
+	cache  *pools.Cache
+	slices *resourcepool.SliceSet
+	nodes  map[string]*node
 	// claims by "namespace/name", and those that a pod uses, by its UID.
 	claims map[string]*resourceapi.ResourceClaim
 	users  map[types.UID][]*resourceapi.ResourceClaim
 	pods   map[types.UID]*corev1.Pod
 	// waiting counts pods with claims that have no node yet.
-	waiting int
-	// needed are the attributes that are kept; nil for all.
-	needed   map[string]bool
+	waiting  int
 	problems []string
 }
 
 // NewCluster prepares for slices and pods.
 func NewCluster(o Objects) *Cluster {
 	c := &Cluster{
-		Objects: o, cache: pools.NewCache(), slices: inspect.NewSliceSet(), classes: map[string]*resourceapi.DeviceClass{},
-		nodes: map[string]*node{}, claims: map[string]*resourceapi.ResourceClaim{}, users: map[types.UID][]*resourceapi.ResourceClaim{},
+		Objects: o, cache: pools.NewCache(), nodes: map[string]*node{},
+		claims: map[string]*resourceapi.ResourceClaim{}, users: map[types.UID][]*resourceapi.ResourceClaim{},
 		pods: map[types.UID]*corev1.Pod{},
 	}
-	for _, class := range o.Classes {
-		c.classes[class.Name] = class
-	}
-	var expressions []string
+	var selectors []resourceapi.DeviceSelector
 	for _, claim := range o.Claims {
 		if claim.Status.Allocation == nil {
 			continue
@@ -68,16 +60,10 @@ func NewCluster(o Objects) *Cluster {
 			c.users[user.UID] = append(c.users[user.UID], claim)
 		}
 		if driver, _ := driversOf(claim, o.Driver); driver {
-			expressions = append(expressions, c.expressions(claim)...)
+			selectors = append(selectors, c.selectors(claim)...)
 		}
 	}
-	slices.Sort(expressions)
-	if identifiers, all := c.cache.Attributes(slices.Compact(expressions)...); !all {
-		c.needed = map[string]bool{}
-		for _, identifier := range identifiers {
-			c.needed[identifier] = true
-		}
-	}
+	c.slices = resourcepool.NewSliceSet(c.cache.Attributes(selectors))
 	for _, n := range o.Nodes {
 		c.nodes[n.Name] = newNode(n)
 	}
@@ -92,20 +78,15 @@ func driversOf(claim *resourceapi.ResourceClaim, driver string) (own, others boo
 	return own, others
 }
 
-// expressions are those by which a claim selects devices.
-func (c *Cluster) expressions(claim *resourceapi.ResourceClaim) (all []string) {
+// selectors are those of a claim and its classes.
+func (c *Cluster) selectors(claim *resourceapi.ResourceClaim) (all []resourceapi.DeviceSelector) {
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly == nil {
 			continue // it is not predicted
 		}
-		selectors := slices.Clone(r.Exactly.Selectors)
-		if class := c.classes[r.Exactly.DeviceClassName]; class != nil {
-			selectors = append(selectors, class.Spec.Selectors...)
-		}
-		for _, s := range selectors {
-			if s.CEL != nil {
-				all = append(all, s.CEL.Expression)
-			}
+		all = append(all, r.Exactly.Selectors...)
+		if class, err := c.Classes.Get(r.Exactly.DeviceClassName); err == nil {
+			all = append(all, class.Spec.Selectors...)
 		}
 	}
 	return all
@@ -116,20 +97,7 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 	if s.Spec.Driver != c.Driver {
 		return
 	}
-	devices := s.Spec.Devices
-	if c.needed != nil {
-		devices = slices.Clone(devices)
-		for i := range devices {
-			some := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
-			for name, value := range devices[i].Attributes {
-				if c.needed[identifier(name)] {
-					some[name] = value
-				}
-			}
-			devices[i].Attributes = some
-		}
-	}
-	if _, _, err := c.slices.Add(s, devices); err != nil {
+	if _, err := c.slices.Add(s); err != nil {
 		c.problems = append(c.problems, err.Error())
 	}
 }
@@ -162,17 +130,4 @@ func (c *Cluster) served(resource corev1.ResourceName) bool {
 		return string(resource) == resourceapi.ResourceDeviceClassPrefix+class.Name ||
 			class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == string(resource)
 	})
-}
-
-// class finds a DeviceClass.
-func (c *Cluster) class(name string) (*resourceapi.DeviceClass, error) {
-	if class := c.classes[name]; class != nil {
-		return class, nil
-	}
-	return nil, fmt.Errorf("there is no DeviceClass %q", name)
-}
-
-// identifier is the name of an attribute without its domain.
-func identifier(name resourceapi.QualifiedName) string {
-	return string(name[strings.LastIndexByte(string(name), '/')+1:])
 }

@@ -63,7 +63,7 @@ func (c *Cluster) load() (*search, []Kept) {
 	return s, kept
 }
 
-// publish reads what nodes publish, by name. Those without a complete pool get a problem, and no advice.
+// publish reads the slices of nodes, by name. Nodes without a complete pool get a problem, but no advice.
 func (c *Cluster) publish() []*node {
 	rules := slices.SortedFunc(slices.Values(c.Rules), func(a, b *resourceapi.DeviceTaintRule) int { return strings.Compare(a.Name, b.Name) })
 	if n := len(c.slices.Of("")); n > 0 {
@@ -86,7 +86,7 @@ func (c *Cluster) publish() []*node {
 	return found
 }
 
-// allocate adds what claims have to the nodes. It returns the pods that have parts of GPUs, and the claims without any.
+// allocate adds the claims' devices to the nodes. It returns the pods that have parts of GPUs, and the claims that no pod uses.
 func (c *Cluster) allocate(s *search) (map[*corev1.Pod]*pod, []Kept) {
 	owners := map[string]*node{} // by pool
 	for _, n := range s.nodes {
@@ -194,7 +194,7 @@ func (s *search) nodesFor(p *corev1.Pod, volumes map[string]*nodeaffinity.NodeSe
 	return s.sets[key]
 }
 
-// placesKey is what of a pod decides which nodes admit it, by value: equal pods have equal keys.
+// placesKey encodes the parts of a pod that decide which nodes admit it: equal pods have equal keys.
 func placesKey(p *corev1.Pod, volumes []string) string {
 	var required *corev1.NodeSelector
 	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil {

@@ -19,7 +19,7 @@ import (
 type node struct {
 	name   string
 	object *corev1.Node // nil where there are only slices
-	// used is what pods request of the node's resources, in thousandths.
+	// used are the resources of the node that pods request, in thousandths.
 	used map[corev1.ResourceName]int64
 
 	published *pools.Node
@@ -31,11 +31,11 @@ type node struct {
 	unsure bool
 	// openings are what demands lose on an untouched GPU, by number.
 	openings map[int]int
-	// plans are what would become of demands, by number; dropped when the state changes.
+	// plans predict demands, by number; dropped when the state changes.
 	plans []plan
 }
 
-// plan is where a demand would get devices of a node, and what that costs.
+// plan is where a demand would get devices on a node, and at what cost.
 type plan struct {
 	known, fits bool
 	err         error
@@ -53,7 +53,7 @@ type need struct {
 	amount   int64
 }
 
-// reserve counts what a pod requests, or takes it back.
+// reserve adds or subtracts the requests of a pod.
 func (n *node) reserve(needs []need, sign int64) {
 	if n.used == nil {
 		return // there is no Node object

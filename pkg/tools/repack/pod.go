@@ -40,7 +40,7 @@ type pod struct {
 
 func (p *pod) name() string { return p.object.Namespace + "/" + p.object.Name }
 
-// size is what the pod has, in placement units.
+// size is that of the pod's devices, in placement units.
 func (p *pod) size() int {
 	sum := 0
 	for _, u := range p.uses {
@@ -54,7 +54,7 @@ func (p *pod) refuse(reason Reason, format string, args ...any) {
 	p.kept, p.message = reason, fmt.Sprintf(format, args...)
 }
 
-// needsOf are what a pod requests, but for devices of classes, in order of names.
+// needsOf are the requests of a pod except for devices of classes, in order of names.
 func needsOf(p *corev1.Pod, served func(corev1.ResourceName) bool) []need {
 	all := []need{{corev1.ResourcePods, 1000}}
 	for name, q := range resource.PodRequests(p, resource.PodResourcesOptions{}) {
@@ -138,7 +138,7 @@ func (c *Cluster) checkMarks(p *pod) {
 	c.checkBudgets(p)
 }
 
-// dependence is by what the nodes of a pod depend on other pods; empty for nothing.
+// dependence names the field that makes a pod's node depend on other pods; empty if there is none.
 func dependence(p *corev1.Pod) string {
 	if a := p.Spec.Affinity; a != nil {
 		if a.PodAffinity != nil && len(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 {
@@ -203,7 +203,7 @@ func (c *Cluster) checkClaims(p *pod) {
 // errClaim is returned for a pod whose claims are not all there.
 var errClaim = errors.New("its claims cannot be read")
 
-// demandOf is what a replacement would ask for: the pod's claims in their order, then that for its extended resources.
+// demandOf is the demand of a replacement: the pod's claims in their order, then the one for its extended resources.
 func (c *Cluster) demandOf(p *corev1.Pod) (pools.Demand, error) {
 	var specs []*resourceapi.ResourceClaimSpec
 	add := func(name string) error {
@@ -228,5 +228,5 @@ func (c *Cluster) demandOf(p *corev1.Pod) (pools.Demand, error) {
 			return pools.Demand{}, err
 		}
 	}
-	return pools.NewDemand(c.class, specs...)
+	return pools.NewDemand(c.Classes.Get, specs...)
 }

@@ -90,7 +90,7 @@ func (n *node) change(p *pod, uses []packing.Use, sign int64) {
 	n.reserve(p.needs, sign)
 }
 
-// undo goes back to what was before.
+// undo restores an earlier state.
 func (s *search) undo(to mark) {
 	for i := len(s.journal) - 1; i >= to.changes; i-- {
 		c := s.journal[i]
@@ -109,7 +109,7 @@ func (s *search) undo(to mark) {
 	s.journal, s.moves = s.journal[:to.changes], s.moves[:to.moves]
 }
 
-// plan is what would become of a demand on a node.
+// plan predicts a demand on a node.
 func (s *search) plan(ctx context.Context, n *node, demand int) *plan {
 	p := &n.plans[demand]
 	if p.known {
@@ -186,7 +186,7 @@ func (s *search) among(ctx context.Context, p *pod, known, unsure []spot) []spot
 	return slices.Concat(slices.DeleteFunc(unsure, opens), known)
 }
 
-// opening is what a demand loses on an untouched GPU of a node.
+// opening is the loss of a demand on an untouched GPU of a node.
 func (s *search) opening(ctx context.Context, n *node, demand int) int {
 	if n.openings == nil {
 		n.openings = map[int]int{}
@@ -283,7 +283,7 @@ func (s *search) empty(ctx context.Context, g *gpu, cordon bool) bool {
 // movable reports whether a GPU may be emptied.
 func (g *gpu) movable() bool { return !g.fixed && !g.received && !g.on.unsure && len(g.pods) > 0 }
 
-// candidates are the GPUs worth emptying: those with the fewest pods first, then those of which least is allocated.
+// candidates are the GPUs worth emptying: those with the fewest pods first, then those with the least allocated.
 func (s *search) candidates() []*gpu {
 	found := slices.DeleteFunc(slices.Clone(s.gpus), func(g *gpu) bool { return !g.movable() })
 	sizes := map[*gpu]int{}

@@ -14,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
@@ -167,10 +166,7 @@ func TestGather_Allocator(t *testing.T) {
 				break
 			}
 		}
-		allocator, err := structured.NewAllocator(t.Context(), Features(), structured.AllocatedState{
-			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-		}, lister{class}, slices.Concat(reached, rest), cel.NewCache(1, cel.Features{}))
+		allocator, err := structured.NewAllocator(t.Context(), Features(), NewAllocated().AllocatedState, Classes{class}, slices.Concat(reached, rest), cel.NewCache(1, cel.Features{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,11 +184,4 @@ func TestGather_Allocator(t *testing.T) {
 	if outcomes["true"] < 300 || outcomes["false"] < 300 {
 		t.Errorf("outcomes %v: one of them hardly occurs", outcomes)
 	}
-}
-
-type lister []*resourceapi.DeviceClass
-
-func (l lister) List() ([]*resourceapi.DeviceClass, error) { return l, nil }
-func (l lister) Get(string) (*resourceapi.DeviceClass, error) {
-	return l[0], nil
 }
