@@ -14,11 +14,11 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
-// Rules are what is checked.
+// Rules are the checks.
 type Rules struct {
 	// Driver is the name of the DRA driver whose parameters are ours.
 	Driver string
-	// SingleShare are the DeviceClasses of which one request may have one device only, such as the shares of MPS servers:
+	// SingleShare are the DeviceClasses whose requests may have only one device each, such as the shares of MPS servers:
 	// a container knows one server.
 	SingleShare []string
 }

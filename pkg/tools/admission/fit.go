@@ -110,7 +110,7 @@ func (c *choice) asks(driver, capacity string) *resource.Quantity {
 	return nil
 }
 
-// amounts checks what a request for Cleave's devices asks of each.
+// amounts checks the amounts that a request for Cleave's devices asks of each.
 func (r Rules) amounts(c *choice) field.ErrorList {
 	deviceType := typeOf(c.class)
 	if c.capacity == nil {

@@ -44,7 +44,7 @@ func (r Rules) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	klog.FromContext(req.Context()).V(2).Info("Reviewed", "kind", printable(asked.Kind.Kind), "namespace", printable(asked.Namespace),
 		"name", printable(asked.Name), "user", printable(asked.UserInfo.Username), "allowed", answer.Response.Allowed)
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // whoever asked is gone
+	_, _ = w.Write(data) // the client is gone
 }
 
 // printable is a text for the log, without what a terminal would act on: who asks need not be the API server, which checks names.

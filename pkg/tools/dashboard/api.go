@@ -39,7 +39,7 @@ type explained struct {
 	Explanation *explain.Explanation `json:"explanation,omitempty"`
 }
 
-// failure is the answer in place of what was asked for.
+// failure is the answer if a request fails.
 type failure struct {
 	Error string `json:"error"`
 }

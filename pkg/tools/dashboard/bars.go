@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
-// stateClass is the class by which a bar is drawn: each has a pattern of its own.
+// stateClass is the CSS class of a bar: each has its own pattern.
 var stateClass = map[inspect.SegmentState]string{
 	inspect.SegmentAllocated: "a",
 	inspect.SegmentReady:     "r",
@@ -75,7 +75,7 @@ func barClasses(colour string, state inspect.SegmentState, units, of int) []stri
 // columns is the width of a bar, at least one column of eight.
 func columns(units, of int) int { return min(mapWidth, max(1, (units*mapWidth+of/2)/of)) }
 
-// gpuLabel says what a map shows.
+// gpuLabel describes a map.
 func gpuLabel(g *fleet.GPU) string {
 	parts := []string{g.Name}
 	for _, b := range g.Bars {
@@ -100,7 +100,7 @@ func taintText(t inspect.Taint) string {
 	return t.Key + "=" + t.Value
 }
 
-// amounts lists what is free, the first of them.
+// amounts lists the first free devices.
 func amounts(all []inspect.Amount, most int) string {
 	var parts []string
 	for i, a := range all {

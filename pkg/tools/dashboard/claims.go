@@ -62,7 +62,7 @@ func claimState(c *fleet.Claim) string {
 	}
 }
 
-// claimText is what the filter looks at.
+// claimText is the text that the filter searches.
 func claimText(c *fleet.Claim) string {
 	words := []string{c.Key(), "ns:" + c.Namespace, "is:" + claimState(c)}
 	if !c.Allocated {
@@ -100,7 +100,7 @@ func (r *renderer) claimRow(id string, c *fleet.Claim) *html.Node {
 		el("span", class("badges"), el("span", class("badge", "state-"+state), state)))
 }
 
-// asks are what a claim requests, in words.
+// asks describes the requests of a claim.
 func asks(c *fleet.Claim) string {
 	var parts []string
 	for _, request := range c.Requests {
@@ -117,7 +117,7 @@ func findClaim(shot *fleet.Snapshot, namespace, name string) (*fleet.Claim, erro
 	return shot.Claims[i], nil
 }
 
-// claimPage is a claim: what it asks for, what it has, or why it waits.
+// claimPage shows a claim: its requests, its devices, or why it waits.
 func (r *renderer) claimPage(shot *fleet.Snapshot, namespace, name string) (*page, error) {
 	c, err := findClaim(shot, namespace, name)
 	if err != nil {

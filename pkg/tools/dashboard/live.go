@@ -30,7 +30,7 @@ const (
 
 // update is an event: what changed on a page.
 type update struct {
-	// Live is what the page has seen then.
+	// Live is the version that the page then shows.
 	Live string `json:"live"`
 	// Set are elements by ID, which replace those that are there.
 	Set map[string]string `json:"set,omitempty"`
@@ -38,7 +38,7 @@ type update struct {
 	Order map[string][]string `json:"order,omitempty"`
 }
 
-// differ finds out what a page needs, from what it has.
+// differ compares a snapshot with the version that a page shows.
 type differ struct {
 	has    map[string]string // markup by ID
 	orders map[string][]string
@@ -46,7 +46,7 @@ type differ struct {
 	first  bool
 }
 
-// newDiffer reads what a page has seen: "program-version". Of another program, it has seen nothing.
+// newDiffer parses the version that a page shows, "program-version". A page of another program shows nothing.
 func (s *Server) newDiffer(seen string) *differ {
 	d := &differ{has: map[string]string{}, orders: map[string][]string{}, first: true}
 	program, version, _ := strings.Cut(seen, "-")
@@ -132,7 +132,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, render func(*htt
 	}
 }
 
-// sendUpdate sends what a snapshot changes on a page. A page that is gone says so.
+// sendUpdate sends the changes of a snapshot to a page. A page that is gone says so.
 func (s *Server) sendUpdate(out *events, r *http.Request, d *differ, shot *fleet.Snapshot,
 	render func(*http.Request, *fleet.Snapshot) (*page, error),
 ) error {

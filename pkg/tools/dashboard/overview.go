@@ -89,7 +89,7 @@ func (r *renderer) prune(nodes []*fleet.Node) {
 	maps.DeleteFunc(r.rows, func(name string, _ row) bool { return !have[name] })
 }
 
-// row is a node's, with what the filter looks at.
+// row is a node's, with the text that the filter searches.
 type row struct {
 	fragment
 	search string
@@ -137,7 +137,7 @@ func products(n *fleet.Node) string {
 	return strings.Join(parts, ", ")
 }
 
-// freeOf is what the next claims can get, as so many kinds.
+// freeOf lists the devices that the next claims can get, limited to so many kinds.
 func freeOf(n *fleet.Node, most int) string {
 	if n.State != "" {
 		return "nothing: the node takes no pods"
@@ -145,7 +145,7 @@ func freeOf(n *fleet.Node, most int) string {
 	return cmp.Or(amounts(n.Free, most), "nothing")
 }
 
-// fragmented is the part of what is free that cannot be allocated as whole GPUs; nil for none.
+// fragmented is the share of the free units that cannot be allocated as whole GPUs; nil for none.
 func fragmented(n *fleet.Node) *html.Node {
 	if n.Fragmentation == 0 {
 		return nil
@@ -187,7 +187,7 @@ func badges(n *fleet.Node) *html.Node {
 	return b
 }
 
-// searchText is what the filter looks at.
+// searchText is the text that the filter searches.
 func searchText(n *fleet.Node) string {
 	words := append([]string{n.Name, n.State, n.Policy}, n.Problems...)
 	if n.Policy != "" {

@@ -28,7 +28,7 @@ type list struct {
 	items []fragment
 }
 
-// page is what a URL shows.
+// page is the content of a URL.
 type page struct {
 	title string
 	// root is the way to the first page, as links are relative: the page may be below any path of a proxy.
@@ -141,7 +141,7 @@ func help() *html.Node {
 		el("form", attr{"method", "dialog"}, el("button", "Close")))
 }
 
-// notices are what the snapshot lacks.
+// notices say what the snapshot lacks.
 func notices(s *fleet.Snapshot) *html.Node {
 	n := el("div")
 	for _, text := range s.Notices {

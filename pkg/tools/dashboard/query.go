@@ -16,7 +16,7 @@ type query struct {
 	page  int
 }
 
-// queryOf reads the query of a request. What is too long is cut, and what is no page is the first.
+// queryOf reads the query of a request. Long texts are cut, and an invalid page is the first.
 func queryOf(r *http.Request) query {
 	values := r.URL.Query()
 	q := query{text: strings.TrimSpace(strings.ToValidUTF8(values.Get("q"), "")), page: 1}

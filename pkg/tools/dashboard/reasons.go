@@ -95,7 +95,7 @@ func (r *reasons) run(ctx context.Context) {
 	}
 }
 
-// batch answers what is wanted.
+// batch answers the pending questions.
 func (r *reasons) batch(ctx context.Context) {
 	r.mu.Lock()
 	wanted := r.wanted
@@ -121,7 +121,7 @@ func (r *reasons) batch(ctx context.Context) {
 	r.next = make(chan struct{})
 }
 
-// ask finds answers. A claim for which that panics, which any user may have written, is not to end the dashboard.
+// ask finds answers. Any user may have written a claim that makes it panic; that must not end the dashboard.
 func (r *reasons) ask(ctx context.Context, keys []string) (answers map[string]*explain.Explanation, err error) {
 	defer func() {
 		if p := recover(); p != nil {

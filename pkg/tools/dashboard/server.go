@@ -191,7 +191,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, render func(*
 	s.document(w, r, http.StatusOK, p, s.live(shot))
 }
 
-// live is what a live page says that it has seen: the program and the snapshot.
+// live is the version that a live page shows: the program and the snapshot.
 func (s *Server) live(shot *fleet.Snapshot) string {
 	return s.program + "-" + strconv.FormatUint(shot.Version, 10)
 }

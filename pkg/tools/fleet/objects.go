@@ -90,7 +90,7 @@ func (p *packedSlice) unpack() (*resourceapi.ResourceSlice, error) {
 	return slice, nil
 }
 
-// machine is what is kept of a Node.
+// machine has the fields of a Node that pictures need.
 type machine struct {
 	metav1.ObjectMeta
 	state, policy string

@@ -38,9 +38,9 @@ type Node struct {
 	// Problems are those of the whole node, such as a pool that is not complete.
 	Problems []string `json:"problems,omitempty"`
 	GPUs     []GPU    `json:"gpus"`
-	// Free is what the next claims can get, over all GPUs; counts of partitions are per profile.
+	// Free are the devices that the next claims can get, over all GPUs; counts of partitions are per profile.
 	Free []inspect.Amount `json:"fits"`
-	// Fragmentation is the part of what is free that lies on GPUs in use.
+	// Fragmentation is the share of the free units that lies on GPUs in use.
 	Fragmentation float64 `json:"fragmentation"`
 	// Version is that of the snapshot in which the node last changed.
 	Version uint64 `json:"-"`
@@ -73,13 +73,13 @@ type GPU struct {
 	// Bars are the slice map: they cover the units in order.
 	Bars []Bar `json:"bars"`
 	Use  Use   `json:"use"`
-	// Free is what the next claim can get, in words.
+	// Free describes the devices that the next claim can get.
 	Free string `json:"free"`
 	// Taints close devices to claims.
 	Taints []inspect.Taint `json:"taints,omitempty"`
 }
 
-// Use is what a GPU is used for.
+// Use says how a GPU is used.
 type Use string
 
 // The uses.
@@ -144,7 +144,7 @@ type Device struct {
 	Node    string `json:"node,omitempty"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
-	// UUID is what the driver wrote to the claim's status.
+	// UUID is the one that the driver wrote to the claim's status.
 	UUID        string `json:"uuid,omitempty"`
 	AdminAccess bool   `json:"adminAccess,omitempty"`
 }
@@ -164,7 +164,7 @@ type Totals struct {
 	Problems  int `json:"problems"`
 	Allocated int `json:"allocatedClaims"`
 	Pending   int `json:"pendingClaims"`
-	// Free is what the next claims can get; counts of partitions are per profile.
+	// Free are the devices that the next claims can get; counts of partitions are per profile.
 	Free []inspect.Amount `json:"fits"`
 	// Fragmentation is that of all nodes.
 	Fragmentation float64 `json:"fragmentation"`

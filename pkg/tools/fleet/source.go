@@ -62,7 +62,7 @@ type dirty struct {
 
 func newDirty() dirty { return dirty{nodes: map[string]bool{}, claims: map[string]bool{}} }
 
-// NewSource checks what it may read, and fails if it may not read what every picture needs.
+// NewSource checks its permissions, and fails if it may not read the objects that every picture needs.
 func NewSource(ctx context.Context, config Config) (*Source, error) {
 	if config.Settle == 0 {
 		config.Settle = DefaultSettle

@@ -39,7 +39,7 @@ const (
 	byPool = "pool"
 )
 
-// resource is what is watched of one kind.
+// resource is a watched kind of objects.
 type resource struct {
 	kind      string
 	informer  *cache.SharedIndexInformer
@@ -49,7 +49,7 @@ type resource struct {
 	transform cache.TransformFunc
 	indexers  cache.Indexers
 	handler   cache.ResourceEventHandler
-	// missing says what is not shown where it cannot be read; empty if nothing can be shown then.
+	// missing says what the pictures lack if the kind cannot be read; empty if nothing can be shown without it.
 	missing string
 }
 

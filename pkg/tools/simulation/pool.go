@@ -40,7 +40,7 @@ type request struct {
 	pods *Pods
 	// fits are the devices that match, for the measure.
 	fits []packing.Request
-	// slices is what a pod takes of the pool's compute slices, share what it takes of a node's.
+	// slices are the compute slices that a pod takes, share is its share of a node's.
 	slices, share float64
 }
 
@@ -85,7 +85,7 @@ func newPlan(ctx context.Context, pool Pool, w *Workload) (*plan, error) {
 	return p, nil
 }
 
-// ErrNoDevice is wrapped where an empty node does not have what a pod requests.
+// ErrNoDevice is wrapped where even an empty node has no room for a pod.
 var ErrNoDevice = errors.New("an empty node of the pool has no room for it")
 
 func (p *plan) request(ctx context.Context, cache *pools.Cache, pods *Pods) (request, error) {
@@ -161,7 +161,7 @@ type node struct {
 	answers []answer
 }
 
-// answer is what is known of a request on a node.
+// answer caches a request's fate on a node.
 type answer struct {
 	// predicted means that uses and fits are known, measured that cost is, and refused that the allocator found no place. Where
 	// there are too many combinations to predict, unsure is set, and the allocator decides; givenUp, if that takes too long.
@@ -234,7 +234,7 @@ func (p *plan) predict(n *node, request int) (*answer, error) {
 	return a, nil
 }
 
-// measure is what a request would cost on a node.
+// measure predicts the cost of a request on a node.
 func (p *plan) measure(n *node, request int) (*answer, error) {
 	a, err := p.predict(n, request)
 	if err == nil && a.fits && !a.measured {

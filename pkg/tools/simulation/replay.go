@@ -21,7 +21,7 @@ const samples = 200
 // warmUp is the part of the duration that is not counted: one in so many.
 const warmUp = 4
 
-// Result is what a strategy did with a workload.
+// Result is the outcome of a strategy on a workload.
 type Result struct {
 	Strategy string `json:"strategy"`
 	// Requests counts pods, and Slices the compute slices that they request; Rejected and RejectedSlices those without a
@@ -196,7 +196,7 @@ func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
 	return nil
 }
 
-// leave gives back what pods had whose time is over.
+// leave releases the devices of pods whose time is over.
 func (r *replay) leave(now time.Duration) {
 	n := 0
 	for n < len(r.running) && r.running[n].until <= now {

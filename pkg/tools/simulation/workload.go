@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
-// Workload is what pods request of a pool, over a time.
+// Workload lists the requests of pods over a time.
 type Workload struct {
 	// Duration of the simulation.
 	Duration metav1.Duration `json:"duration"`
