@@ -28,7 +28,7 @@ type Observed struct {
 // just deleted.
 const Linger = 30 * time.Second
 
-// Plan is what to do about another driver name.
+// Plan is the decision about another driver name.
 type Plan struct {
 	// Hold: do not publish any device of the node yet.
 	Hold bool
