@@ -125,7 +125,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 		}
 		aside, err := l.store.SetAside(device)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Leaving a corrupt layout where it is")
+			klog.FromContext(ctx).Error(err, "Could not set aside a corrupt layout")
 			continue
 		}
 		if notify != nil {
