@@ -90,7 +90,7 @@ func TestClaimEvents_MPSServer(t *testing.T) {
 	s.hardware.sim(ctx, "fault", "--fail", "mpsControlStart", "UNKNOWN")
 	s.must(syscall.Kill(s.hardware.daemon().PID, syscall.SIGKILL))
 	for _, object := range []string{"client", ownClaim(pod)} {
-		s.events.wait(ctx, s.name, object, "MPSDaemonLost", "is lost", ". It is started again by itself")
+		s.events.wait(ctx, s.name, object, "MPSDaemonLost", "is lost", ". It restarts automatically")
 	}
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
 	next := s.pods.scheduled(ctx, "next")

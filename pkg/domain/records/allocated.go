@@ -8,7 +8,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// AllocatedOf returns what is allocated of a GPU to the claims of records.
+// AllocatedOf returns a function that reports how much of a GPU is allocated to the claims of these records.
 func AllocatedOf(list []*Record) func(g *gpu.GPU) gpu.Allocated {
 	byGPU := map[string]*gpu.Allocated{}
 	for _, r := range list {

@@ -14,38 +14,38 @@ import (
 // LayoutFormat is the version of layout files that this release writes; see Format.
 const LayoutFormat = 1
 
-// Layout is how Cleave has partitioned a GPU ahead of claims, or was about to: Cleave created what is at one of its places,
-// and nothing else.
+// Layout records how Cleave has partitioned a GPU ahead of claims, or was about to: a partition at one of its places was created by
+// Cleave, any other was not.
 type Layout struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
 	// ReadableFrom is the earliest format whose releases can read the file; 0 for Format itself.
 	ReadableFrom int `json:"readableFrom,omitempty"`
-	// BootID of the boot in which the partitions were created; they do not outlive it.
+	// BootID of the boot in which the partitions were created; they do not survive a reboot.
 	BootID string `json:"bootID"`
-	// Session of the driver in which they were created; empty in layouts of releases that noted none.
+	// Session of the driver in which they were created; empty in layouts of releases that did not record it.
 	Session string `json:"driverSession,omitempty"`
-	// GPU is the name of its whole-GPU device, UUID that of the GPU.
+	// GPU is the name of the whole-GPU device, UUID that of the GPU.
 	GPU  string `json:"gpu"`
 	UUID string `json:"uuid"`
 	// Places in order of start.
 	Places []gpu.Place `json:"places"`
-	// Offered are the places that the layout has by the policy, in order of start: those that exist, those that claims have, and those
-	// that are yet to be created. A layout stays in them, also over boots, as claims may have been allocated them.
+	// Offered are the places of the policy's layout, in order of start: existing partitions, partitions allocated to claims, and those
+	// not created yet. A layout keeps its places, also across reboots, as claims may already be allocated them.
 	Offered []gpu.Place `json:"offered,omitempty"`
-	// Unknown are the fields of a later release; nil if there are none.
+	// Unknown holds the fields of a later release; nil if there are none.
 	Unknown any `json:"-"`
 }
 
-// Has reports whether Cleave created the partition at a place; nothing is where there is no layout.
+// Has reports whether Cleave created the partition at a place; false without a layout.
 func (l *Layout) Has(at gpu.Place) bool {
 	return l != nil && slices.Contains(l.Places, at)
 }
 
-// LayoutStore is the directory of the layouts of one driver on one node, by the name of the GPU's device.
+// LayoutStore is the directory of the layouts of one driver on one node, keyed by the name of the GPU's device.
 type LayoutStore = store.Directory[string, Layout]
 
-// layoutFormat is how layouts are stored.
+// layoutFormat defines how layouts are stored.
 var layoutFormat = &store.Format[Layout]{
 	Kind: "layout", Limit: MaxSize, Version: LayoutFormat, Copied: true, Durable: true,
 	VersionOf: func(l *Layout) (version, readableFrom int) { return l.Format, l.ReadableFrom },
@@ -55,22 +55,22 @@ var layoutFormat = &store.Format[Layout]{
 	Names:     isDevice,
 }
 
-// OpenLayouts creates the directory if need be.
+// OpenLayouts opens the directory, creating it if necessary.
 func OpenLayouts(disk store.FileSystem, dir string) (*LayoutStore, error) {
 	return store.Open[string](disk, dir, layoutFormat)
 }
 
-// ListLayouts reads all layouts of a directory and creates nothing.
+// ListLayouts reads all layouts of a directory without creating anything.
 func ListLayouts(disk store.FileSystem, dir string) (all []*Layout, corrupt []error, err error) {
 	return store.At[string](disk, dir, layoutFormat).List()
 }
 
-// devicePattern is that of the devices of whole GPUs.
+// devicePattern matches the device names of whole GPUs.
 var devicePattern = regexp.MustCompile(`^gpu-[0-9a-f]+(-[0-9a-f]+)*$`)
 
 func isDevice(name string) bool { return devicePattern.MatchString(name) && len(name) <= 63 }
 
-// DecodeLayout reads a layout as Decode reads a record.
+// DecodeLayout reads a layout; see Decode.
 func DecodeLayout(data []byte) (*Layout, error) { return layoutFormat.Decode(data) }
 
 func (l *Layout) check() error {

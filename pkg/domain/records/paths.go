@@ -2,11 +2,11 @@
 
 package records
 
-// SharedDir is the directory, in the kubelet's plugins directory, of what all plugins of a node share, whatever their driver's name. No
-// driver can have this name.
+// SharedDir is the directory, in the kubelet's plugins directory, of the state that all plugins of a node share, whatever their driver
+// name. It is not a valid driver name.
 const SharedDir = "_cleave"
 
-// Directories of records in SharedDir.
+// Subdirectories of SharedDir for records.
 const (
 	ClaimsDir  = "claims"
 	LayoutsDir = "layouts"

@@ -14,14 +14,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// Format is the version this release writes. It reads every version up to it, and later ones that say so by readableFrom:
-// what only adds fields can be read by the releases before, which keep the fields.
+// Format is the version this release writes. It reads every version up to it, and later ones whose readableFrom allows it:
+// earlier releases can read a version that only adds fields, and preserve those fields.
 const Format = 1
 
 // MaxSize bounds the size of a record file in bytes. A claim has at most 32 devices, some 400 bytes each.
 const MaxSize = 256 << 10
 
-// Record is what is allocated to one claim on this node.
+// Record is the allocation of one claim on this node.
 type Record struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
@@ -29,34 +29,34 @@ type Record struct {
 	ReadableFrom int `json:"readableFrom,omitempty"`
 	// BootID of the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id).
 	BootID string `json:"bootID"`
-	// State of what the record stands for; the zero value is Prepared.
+	// State of the claim; the zero value is Prepared.
 	State State `json:"state,omitempty"`
-	// Driver is the name under which the claim was allocated its devices, such as gpu.cleave.dev.
+	// Driver is the name under which the devices were allocated, such as gpu.cleave.dev.
 	Driver string `json:"driver"`
 	Claim  Claim  `json:"claim"`
-	// Pods that reserved the claim, as far as they are known.
+	// Pods that reserved the claim, as far as known.
 	Pods []types.UID `json:"pods,omitempty"`
-	// OtherConsumers is set where something else has reserved the claim, too, whose pods are not known.
+	// OtherConsumers: a consumer other than a pod has reserved the claim as well; its pods are unknown.
 	OtherConsumers bool `json:"otherConsumers,omitempty"`
-	// OwnerPod is the pod that the claim was generated for; empty for a claim that pods share by its name, and in records of releases
-	// that noted none.
+	// OwnerPod is the pod that the claim was generated for; empty for a claim that pods reference by name, and in records of releases
+	// that did not record it.
 	OwnerPod types.UID `json:"ownerPod,omitempty"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
-	// Unknown are the fields of a later release; nil if there are none.
+	// Unknown holds the fields of a later release; nil if there are none.
 	Unknown any `json:"-"`
 }
 
-// State is how far a claim is.
+// State is the progress of a claim.
 type State string
 
 // The states of claims.
 const (
-	// Prepared: everything that the record lists is there.
+	// Prepared: everything that the record lists exists.
 	Prepared State = ""
 	// Preparing: the hardware is being changed, or a change was interrupted. Any of the record's partitions may exist.
 	Preparing State = "preparing"
-	// Releasing: nothing is allocated to the claim any more, and processes of its pods are still to end or its partitions to be
+	// Releasing: the claim is no longer allocated, but processes of its pods have not ended yet or its partitions have not been
 	// destroyed.
 	Releasing State = "releasing"
 )
@@ -68,38 +68,38 @@ type Claim struct {
 	UID       types.UID `json:"uid"`
 }
 
-// String is "namespace/name (UID)".
+// String returns "namespace/name (UID)".
 func (c Claim) String() string {
 	return c.Namespace + "/" + c.Name + " (" + string(c.UID) + ")"
 }
 
 // Device is one allocated device of a claim.
 type Device struct {
-	// Request is the request, or "request/subrequest", that the device answers.
+	// Request is the request, or "request/subrequest", that the device satisfies.
 	Request string `json:"request"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
 	// AdminAccess devices are observed, not allocated exclusively.
 	AdminAccess bool `json:"adminAccess,omitempty"`
-	// GPU is the name of the whole-GPU device of the GPU this device is made of.
+	// GPU is the name of the whole-GPU device of the device's GPU.
 	GPU string `json:"gpu"`
 	// UUID of the GPU when the claim was prepared.
 	UUID string `json:"uuid"`
-	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it holds only
+	// Partition is the device's partition; nil for a whole GPU. While the record is Preparing it contains only
 	// profile and placement.
 	Partition *gpu.Partition `json:"partition,omitempty"`
 	// Session of the driver in which the partition was created, see pkg/driver/driversession; empty in records of releases that
-	// noted none.
+	// did not record it.
 	Session string `json:"driverSession,omitempty"`
-	// Witness of the partition, noted when the driver was released: while it is the same, so is the partition.
+	// Witness of the partition, recorded when the driver was released: while it is unchanged, so is the partition.
 	Witness string `json:"witness,omitempty"`
-	// Share is the claim's part of a shared GPU or partition; nil for others, and for devices with admin access.
+	// Share is the claim's share of a shared GPU or partition; nil for exclusive devices and devices with admin access.
 	Share *Share `json:"share,omitempty"`
 	// CDIDeviceIDs are the fully qualified names returned to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
-// GPUs are the names of all GPUs the record's devices are made of, sorted, once each.
+// GPUs returns the names of the GPUs of the record's devices, sorted and without duplicates.
 func (r *Record) GPUs() []string {
 	var names []string
 	for _, d := range r.Devices {
@@ -109,10 +109,10 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(names)
 }
 
-// Store is the directory of the records of a node, by the UID of the claim.
+// Store is the directory of a node's records, keyed by claim UID.
 type Store = store.Directory[types.UID, Record]
 
-// recordFormat is how records are stored.
+// recordFormat defines how records are stored.
 var recordFormat = &store.Format[Record]{
 	Kind: "claim record", Limit: MaxSize, Version: Format, Copied: true,
 	VersionOf: func(r *Record) (version, readableFrom int) { return r.Format, r.ReadableFrom },
@@ -123,17 +123,17 @@ var recordFormat = &store.Format[Record]{
 	Names:     uidPattern.MatchString,
 }
 
-// OpenStore creates the directory if need be.
+// OpenStore opens the directory, creating it if necessary.
 func OpenStore(disk store.FileSystem, dir string) (*Store, error) {
 	return store.Open[types.UID](disk, dir, recordFormat)
 }
 
-// List reads all records of a directory and creates nothing.
+// List reads all records of a directory without creating anything.
 func List(disk store.FileSystem, dir string) (all []*Record, corrupt []error, err error) {
 	return store.At[types.UID](disk, dir, recordFormat).List()
 }
 
-// uidPattern is that of UIDs: nothing but a plain name.
+// uidPattern matches UIDs that are safe as file names.
 var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
 
 // driverPattern is that of driver names, which are names of directories, too.
@@ -166,7 +166,7 @@ func (r *Record) check() error {
 	return nil
 }
 
-// Partitions lists the devices that are partitions of the record's own; those with admin access are not.
+// Partitions lists the devices that are partitions of the record's own, not those with admin access.
 func (r *Record) Partitions() []*Device {
 	var found []*Device
 	for i := range r.Devices {
@@ -177,7 +177,7 @@ func (r *Record) Partitions() []*Device {
 	return found
 }
 
-// InSpec lists the devices that need more than a record: partitions and shares, and partitions that the claim observes.
+// InSpec lists the devices that need more than a record: partitions, including observed ones, and shares.
 func (r *Record) InSpec() []*Device {
 	var found []*Device
 	for i := range r.Devices {
@@ -188,14 +188,14 @@ func (r *Record) InSpec() []*Device {
 	return found
 }
 
-// HasEdits reports whether containers get more for a device than for its whole GPU. Those of a claim that shares a GPU in
-// time among its own processes do not: CDI has no device without edits (its specification, "containerEdits").
+// HasEdits reports whether containers get more for a device than for its whole GPU. A claim that time-slices a GPU among its own
+// processes gets nothing more, and CDI has no device without edits (its specification, "containerEdits").
 func (d *Device) HasEdits() bool {
 	return d.Partition != nil || d.Share != nil && (!d.Share.Exclusive || d.Share.Kind == gpu.MPS)
 }
 
-// WithEdits lists the devices of the claim's own CDI spec: those that have edits, and of each request with several devices the
-// last one, whose edits name all of them (UUIDs).
+// WithEdits lists the devices of the claim's own CDI spec: those that have edits, and the last device of each request with
+// several, whose edits list all of the request's devices (UUIDs).
 func (r *Record) WithEdits() []*Device {
 	var found []*Device
 	for i := range r.Devices {
@@ -206,13 +206,13 @@ func (r *Record) WithEdits() []*Device {
 	return found
 }
 
-// namesOthers reports whether a device is the last of a request with several.
+// namesOthers reports whether a device is the last of a request with several devices.
 func (r *Record) namesOthers(at int) bool {
 	same := func(d Device) bool { return d.Request == r.Devices[at].Request }
 	return slices.ContainsFunc(r.Devices[:at], same) && !slices.ContainsFunc(r.Devices[at+1:], same)
 }
 
-// UUIDs are those of the devices of a request, in order of the allocation, once each: that of the partition, or else of the GPU.
+// UUIDs returns the UUIDs of a request's devices, in allocation order and without duplicates: the partition's, or else the GPU's.
 func (r *Record) UUIDs(request string) []string {
 	var uuids []string
 	for i := range r.Devices {
@@ -224,7 +224,7 @@ func (r *Record) UUIDs(request string) []string {
 	return uuids
 }
 
-// OwnUUID is that of the device's partition, or else of its GPU.
+// OwnUUID returns the UUID of the device's partition, or else of its GPU.
 func (d *Device) OwnUUID() string {
 	if d.Partition != nil {
 		return d.Partition.UUID
@@ -232,7 +232,7 @@ func (d *Device) OwnUUID() string {
 	return d.UUID
 }
 
-// Clone returns a copy that shares nothing with the record.
+// Clone returns a deep copy.
 func (r *Record) Clone() *Record {
 	c := *r
 	c.Pods, c.Devices = slices.Clone(r.Pods), slices.Clone(r.Devices)

@@ -13,8 +13,8 @@ import (
 // StatusFormat is the version of status notes that this release writes; see Format.
 const StatusFormat = 1
 
-// StatusNote says that the status of a claim may list devices of this driver and node. It is written before the status is,
-// and removed once the API server has removed that.
+// StatusNote records that the status of a claim may list devices of this driver and node. It is written before the status,
+// and removed once the API server has removed those devices.
 type StatusNote struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
@@ -23,10 +23,10 @@ type StatusNote struct {
 	Claim        Claim `json:"claim"`
 }
 
-// StatusNotes is the directory of the status notes of one driver on one node, by the UID of the claim.
+// StatusNotes is the directory of the status notes of one driver on one node, keyed by claim UID.
 type StatusNotes = store.Directory[types.UID, StatusNote]
 
-// statusFormat is how status notes are stored.
+// statusFormat defines how status notes are stored.
 var statusFormat = &store.Format[StatusNote]{
 	Kind: "status note", Limit: MaxSize, Version: StatusFormat, Durable: true,
 	VersionOf: func(n *StatusNote) (version, readableFrom int) { return n.Format, n.ReadableFrom },
@@ -36,7 +36,7 @@ var statusFormat = &store.Format[StatusNote]{
 	Names:     uidPattern.MatchString,
 }
 
-// OpenStatusNotes creates the directory if need be.
+// OpenStatusNotes opens the directory, creating it if necessary.
 func OpenStatusNotes(disk store.FileSystem, dir string) (*StatusNotes, error) {
 	return store.Open[types.UID](disk, dir, statusFormat)
 }

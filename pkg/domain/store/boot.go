@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// BootID identifies the present boot of the node: random(4), boot_id.
+// BootID identifies the current boot of the node: random(4), boot_id.
 func BootID(procfs string) (string, error) {
 	path := filepath.Join(procfs, "sys/kernel/random/boot_id")
 	data, err := os.ReadFile(path)

@@ -17,9 +17,9 @@ const (
 	copiesDir  = "copies"
 )
 
-// Directory holds the documents of one kind, by name, each in a file of its own. A document that is Copied has a second file, which is
-// written before the first and removed after it: where there is no first, there is no document, and the second is left of what was cut
-// short.
+// Directory holds the documents of one kind, by name, each in its own file. A document that is Copied has a second file, which is
+// written before the first and removed after it: without the first, the document does not exist, and the second is left over from an
+// interrupted operation.
 type Directory[K ~string, T any] struct {
 	disk   FileSystem
 	dir    string
@@ -28,12 +28,12 @@ type Directory[K ~string, T any] struct {
 	copied func(name K, cause error)
 }
 
-// At is a directory as it is; nothing is made or deleted.
+// At returns a directory as it is; nothing is created or deleted.
 func At[K ~string, T any](disk FileSystem, dir string, format *Format[T]) *Directory[K, T] {
 	return &Directory[K, T]{disk: disk, dir: filepath.Clean(dir), format: format}
 }
 
-// Open makes the directory if need be, checks that it can be listed, and deletes what interrupted writes have left in it.
+// Open creates the directory if necessary, checks that it can be listed, and deletes leftovers of interrupted writes.
 func Open[K ~string, T any](disk FileSystem, dir string, format *Format[T]) (*Directory[K, T], error) {
 	d := At[K](disk, dir, format)
 	if err := disk.MkdirAll(filepath.Join(d.dir, corruptDir), 0o700); err != nil {
@@ -53,7 +53,7 @@ func Open[K ~string, T any](disk FileSystem, dir string, format *Format[T]) (*Di
 	return d, d.sweepCopies()
 }
 
-// sweepCopies deletes the copies of documents that are not there.
+// sweepCopies deletes the copies of documents that do not exist.
 func (d *Directory[K, T]) sweepCopies() error {
 	if !d.format.Copied {
 		return nil
@@ -62,7 +62,7 @@ func (d *Directory[K, T]) sweepCopies() error {
 	if err != nil {
 		return err
 	}
-	names, err := d.Names() // after the copies, which are written first
+	names, err := d.Names() // listed after the copies, which are written first
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (d *Directory[K, T]) sweepCopies() error {
 	return nil
 }
 
-// dirs are those that files are written in.
+// dirs returns the directories that files are written in.
 func (d *Directory[K, T]) dirs() []string {
 	if !d.format.Copied {
 		return []string{d.dir}
@@ -87,14 +87,14 @@ func (d *Directory[K, T]) dirs() []string {
 	return []string{d.dir, filepath.Join(d.dir, copiesDir)}
 }
 
-// OnCopy has a function called whenever a document is corrupt and its copy is read in its place, with the reason. Call it before the first
-// read.
+// OnCopy registers a function that is called whenever a document is corrupt and its copy is read instead, with the reason. Call it
+// before the first read.
 func (d *Directory[K, T]) OnCopy(copied func(name K, cause error)) { d.copied = copied }
 
-// Dir is its path.
+// Dir returns the directory's path.
 func (d *Directory[K, T]) Dir() string { return d.dir }
 
-// Names lists the documents, sorted. Other files in the directory are passed over.
+// Names lists the documents, sorted. Other files in the directory are ignored.
 func (d *Directory[K, T]) Names() ([]K, error) {
 	files, err := d.disk.ReadDir(d.dir)
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Directory[K, T]) Names() ([]K, error) {
 	return names, nil
 }
 
-// Read returns a document: nil if there is none, a CorruptError if the file is none, and no copy of it is a document.
+// Read returns a document: nil if there is none, a CorruptError if the file is corrupt and no copy is readable.
 func (d *Directory[K, T]) Read(name K) (*T, error) {
 	path, err := d.path(name)
 	if err != nil {
@@ -127,18 +127,18 @@ func (d *Directory[K, T]) Read(name K) (*T, error) {
 		}
 		return copied, nil
 	case copyErr != nil && !errors.As(copyErr, new(*CorruptError)):
-		return nil, copyErr // nobody knows
+		return nil, copyErr // unknown whether the document exists
 	default:
 		return nil, err
 	}
 }
 
-// copy is the path of a document's copy.
+// copy returns the path of a document's copy.
 func (d *Directory[K, T]) copy(path string) string {
 	return filepath.Join(d.dir, copiesDir, filepath.Base(path))
 }
 
-// List reads all documents; a missing directory has none. Files that cannot be read as documents are CorruptErrors.
+// List reads all documents; a missing directory has none. Corrupt files are returned as CorruptErrors.
 func (d *Directory[K, T]) List() (all []*T, corrupt []error, err error) {
 	names, err := d.Names()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,14 +155,14 @@ func (d *Directory[K, T]) List() (all []*T, corrupt []error, err error) {
 			corrupt = append(corrupt, err)
 		case err != nil:
 			return nil, nil, err
-		case doc != nil: // else it has just been removed
+		case doc != nil: // otherwise it has just been removed
 			all = append(all, doc)
 		}
 	}
 	return all, corrupt, nil
 }
 
-// Write writes a document, in place of the earlier one of its name.
+// Write writes a document, replacing the earlier one of its name.
 func (d *Directory[K, T]) Write(doc *T) error {
 	path, err := d.path(K(d.format.Name(doc)))
 	if err != nil {
@@ -176,7 +176,7 @@ func (d *Directory[K, T]) Write(doc *T) error {
 	return d.format.write(d.disk, path, doc)
 }
 
-// Remove deletes a document. A missing one is no error.
+// Remove deletes a document. A missing one is not an error.
 func (d *Directory[K, T]) Remove(name K) error {
 	path, err := d.path(name)
 	if err != nil {
@@ -199,7 +199,7 @@ func (d *Directory[K, T]) remove(path string) error {
 	return nil
 }
 
-// SetAside moves a corrupt file out of the way, where an engineer can read it, and returns its new path.
+// SetAside moves a corrupt file out of the way for later inspection, and returns its new path.
 func (d *Directory[K, T]) SetAside(name K) (string, error) {
 	path, err := d.path(name)
 	if err != nil {
@@ -212,10 +212,10 @@ func (d *Directory[K, T]) SetAside(name K) (string, error) {
 	if err := d.disk.Rename(path, aside); err != nil {
 		return "", fmt.Errorf("set aside the %s %s: %w", d.format.Kind, path, err)
 	}
-	return aside, d.remove(path) // its copy, which is corrupt, too
+	return aside, d.remove(path) // its copy is corrupt as well
 }
 
-// path keeps anything but a plain name out of paths.
+// path rejects names that are not plain file names.
 func (d *Directory[K, T]) path(name K) (string, error) {
 	if !d.format.Names(string(name)) || filepath.Base(string(name)) != string(name) {
 		return "", fmt.Errorf("%q cannot name a %s", string(name), d.format.Kind)

@@ -17,62 +17,62 @@ import (
 )
 
 var (
-	// ErrTooLong is a file longer than the limit of a read.
+	// ErrTooLong: a file is longer than the limit of a read.
 	ErrTooLong = errors.New("file is too long")
-	// ErrNotAFile is a link, a directory or something else in place of a file.
+	// ErrNotAFile: a link, a directory or something else instead of a file.
 	ErrNotAFile = errors.New("not a regular file")
 )
 
-// FileSystem is what documents need of a disk.
+// FileSystem is the disk access that documents need.
 type FileSystem interface {
 	MkdirAll(path string, mode fs.FileMode) error
 	// ReadDir lists the names of a directory's entries, sorted.
 	ReadDir(path string) ([]string, error)
-	// ReadFile reads at most limit bytes and fails if the file is longer, or is none. It follows no link.
+	// ReadFile reads at most limit bytes and fails if the file is longer, or not a regular file. It does not follow links.
 	ReadFile(path string, limit int64) ([]byte, error)
-	// WriteFile makes a file appear with its whole content, or not at all, for as long as the kernel runs.
+	// WriteFile writes a file atomically, for as long as the kernel runs.
 	WriteFile(path string, data []byte) error
-	// WriteDurable is WriteFile for what has to outlive a power cut as soon as it returns.
+	// WriteDurable is WriteFile for data that must survive a power loss as soon as it returns.
 	WriteDurable(path string, data []byte) error
 	Rename(from, to string) error
-	// Remove deletes a file; a missing one is no error.
+	// Remove deletes a file; a missing one is not an error.
 	Remove(path string) error
-	// Sweep deletes what interrupted writes and other processes have left in a directory.
+	// Sweep deletes leftovers of interrupted writes and of other processes from a directory.
 	Sweep(dir string) error
 }
 
-// Disk is the FileSystem of the operating system. The zero value works; one of NewDisk is faster.
+// Disk is the FileSystem of the operating system. The zero value works; the Disk of NewDisk is faster.
 type Disk struct {
 	spares *spares
 }
 
-// spares are files that were removed and can be written again. No two ever have one name, also not those of two
-// processes: else two documents could be written into one file.
+// spares are removed files that can be reused. Names are unique, even across processes:
+// otherwise two documents could be written into one file.
 type spares struct {
 	paths chan string
 	owner string
 	made  atomic.Uint64
 }
 
-// maxSpares bounds the removed files that are kept.
+// maxSpares bounds the number of spare files.
 const maxSpares = 64
 
-// NewDisk makes a Disk that keeps some of the files it removes, under another name, and writes them again. Making a
-// file takes ext4 the longer the more files were deleted in the last minutes: it looks at each before it uses a number
-// again (recently_deleted in the kernel's fs/ext4/ialloc.c). What this process leaves behind, the next one's Sweep deletes.
+// NewDisk returns a Disk that keeps some of the files it removes, under another name, and reuses them. The more files were deleted in
+// the last minutes, the longer ext4 takes to create one: it looks at each before it reuses an inode number
+// (recently_deleted in the kernel's fs/ext4/ialloc.c). The next process's Sweep deletes the spare files of this one.
 func NewDisk() Disk {
 	return Disk{&spares{paths: make(chan string, maxSpares), owner: rand.Text()}}
 }
 
-// sparePrefix begins the names of spare files, before their owner.
+// sparePrefix starts the names of spare files, followed by their owner.
 const sparePrefix = ".spare."
 
-// name is a new one for a file next to another.
+// name returns a new name for a spare file next to another file.
 func (s *spares) name(path string) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s%s-%d", sparePrefix, s.owner, s.made.Add(1)))
 }
 
-// temporary is a new name for a temporary file next to another.
+// temporary returns a new name for a temporary file next to another file.
 func (s *spares) temporary(path string) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%s-%d", filepath.Base(path), s.owner, s.made.Add(1)))
 }
@@ -82,7 +82,7 @@ func (s *spares) owns(path string) bool {
 	return s != nil && strings.HasPrefix(filepath.Base(path), sparePrefix+s.owner+"-")
 }
 
-// MkdirAll as os.MkdirAll.
+// MkdirAll is os.MkdirAll.
 func (Disk) MkdirAll(path string, mode fs.FileMode) error { return os.MkdirAll(path, mode) }
 
 // ReadDir lists names, sorted.
@@ -98,7 +98,7 @@ func (Disk) ReadDir(path string) ([]string, error) {
 	return names, nil
 }
 
-// ReadFile reads at most limit bytes. To open a pipe would wait for who writes it.
+// ReadFile reads at most limit bytes. Opening a pipe would block until a writer appears.
 func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(filepath.Clean(path), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
@@ -123,12 +123,12 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WriteFile writes next to the file and renames. Nothing stays behind where a step fails.
+// WriteFile writes a temporary file and renames it. A failed step leaves nothing behind.
 func (d Disk) WriteFile(path string, data []byte) error {
 	return d.replace(path, data, func(*os.File) error { return nil })
 }
 
-// WriteDurable is WriteFile that syncs the file before it is renamed, and its directory after that.
+// WriteDurable is WriteFile, but syncs the file before renaming it, and its directory afterwards.
 func (d Disk) WriteDurable(path string, data []byte) error {
 	if err := d.replace(path, data, (*os.File).Sync); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err 
 	}()
 	_, err = f.Write(data)
 	if err == nil {
-		// A spare file may be longer. It is not emptied first: writing over its blocks is cheaper than getting new ones.
+		// A spare file may be longer. It is not truncated first: overwriting its blocks is cheaper than allocating new ones.
 		err = f.Truncate(int64(len(data)))
 	}
 	if err == nil {
@@ -187,21 +187,21 @@ func (d Disk) open(path string) (*os.File, error) {
 			} else if !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
-			// Another process has swept it. It sweeps none that is being written, which has another name.
+			// Another process has swept it. It never sweeps a file that is being written, which has another name.
 		default:
 		}
 	}
 	return os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
 }
 
-// temporary is the pattern of the names of a file's temporary files.
+// temporary is the name pattern of a file's temporary files.
 func temporary(name string) string { return "." + name + ".*" }
 
-// sweepAge keeps Sweep off the files that another process is writing right now.
+// sweepAge protects files that another process is writing from Sweep.
 const sweepAge = 10 * time.Minute
 
-// Sweep deletes temporary files of WriteFile that are older than ten minutes, and the spare files of other processes: one
-// that still runs does without.
+// Sweep deletes temporary files of WriteFile that are older than ten minutes, and the spare files of other processes: a running
+// process can do without them.
 func (d Disk) Sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, temporary("*")))
 	if err != nil {
@@ -226,10 +226,10 @@ func (d Disk) Sweep(dir string) error {
 	return nil
 }
 
-// Rename as os.Rename.
+// Rename is os.Rename.
 func (Disk) Rename(from, to string) error { return os.Rename(from, to) }
 
-// Remove deletes a file that may be missing.
+// Remove deletes a file; a missing one is not an error.
 func (d Disk) Remove(path string) error {
 	if d.spares != nil {
 		spare := d.spares.name(path)

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// LockFile opens a file, which is created if need be, and locks it as flock(2) does: syscall.LOCK_SH or LOCK_EX, with
-// LOCK_NB to fail by EWOULDBLOCK instead of waiting. Closing the file, or the end of the process, releases the lock.
+// LockFile opens a file, creating it if necessary, and locks it as flock(2) does: syscall.LOCK_SH or LOCK_EX, with
+// LOCK_NB to fail with EWOULDBLOCK instead of waiting. Closing the file, or the end of the process, releases the lock.
 func LockFile(path string, how int) (*os.File, error) {
 	path = filepath.Clean(path)
 	for {
@@ -25,11 +25,11 @@ func LockFile(path string, how int) (*os.File, error) {
 		if IsAt(file, path) {
 			return file, nil
 		}
-		_ = file.Close() // who had it locked has deleted it meanwhile
+		_ = file.Close() // the previous owner of the lock has deleted it meanwhile
 	}
 }
 
-// Flock locks an open file, however often a signal interrupts it.
+// Flock locks an open file, retrying when a signal interrupts it.
 func Flock(file *os.File, how int) error {
 	for {
 		if err := syscall.Flock(int(file.Fd()), how); !errors.Is(err, syscall.EINTR) {
@@ -38,7 +38,7 @@ func Flock(file *os.File, how int) error {
 	}
 }
 
-// IsAt reports whether an open file is still the one at its path: the lock of a deleted file excludes no one.
+// IsAt reports whether an open file is still the one at its path: a lock on a deleted file excludes no one.
 func IsAt(file *os.File, path string) bool {
 	mine, errMine := file.Stat()
 	there, errThere := os.Lstat(path)

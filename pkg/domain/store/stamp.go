@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Stamp changes when an entry of a directory is created, renamed or removed, or another directory takes its place. It says
-// nothing of what the entries contain.
+// Stamp changes when an entry of a directory is created, renamed or removed, or another directory takes its place. It does not
+// cover the contents of entries.
 type Stamp struct {
 	dev, ino     uint64
 	mtime, ctime syscall.Timespec
 }
 
-// settled is how old a change must be to be sure that the stamp shows all of it: a directory that changes twice within a
+// settled is the age at which a change is certain to be reflected completely in the stamp: a directory that changes twice within a
 // tick of the file system's clock, which is up to two seconds, has the same stamp after both.
 const settled = 2 * time.Second
 
-// StampsOf returns the stamps of directories, and whether two that are equal mean that nothing has changed: not where a
-// directory cannot be read, or has changed just now.
+// StampsOf returns the stamps of directories, and whether equal stamps mean that nothing has changed: not if a
+// directory cannot be read, or has only just changed.
 func StampsOf(dirs []string, now time.Time) (stamps []Stamp, reliable bool) {
 	for _, dir := range dirs {
 		var st syscall.Stat_t

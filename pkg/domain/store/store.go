@@ -19,30 +19,30 @@ type Format[T any] struct {
 	Kind string
 	// Limit bounds a document in bytes.
 	Limit int64
-	// Version is what this release writes. It reads every version up to it, and later ones that say so by ReadableFrom: what
-	// only adds fields can be read by earlier releases, which keep the fields.
+	// Version is the version this release writes. It reads every version up to it, and later ones whose ReadableFrom allows it: earlier
+	// releases can read a version that only adds fields, and preserve those fields.
 	Version int
-	// VersionOf is the version of a document, and the earliest one whose releases can read it; 0 for that version itself.
+	// VersionOf returns the version of a document, and the earliest one whose releases can read it; 0 for that version itself.
 	VersionOf func(*T) (version, readableFrom int)
-	// Unknown is where a document keeps the fields of later releases. Without it they are lost when it is written again.
+	// Unknown locates the fields of later releases in a document. Without it they are lost when it is written again.
 	Unknown func(*T) *any
-	// Check reports why a document cannot be used; nil if every one can.
+	// Check reports why a document is invalid; nil if all are valid.
 	Check func(*T) error
-	// Describe names a document that cannot be written, in errors; nil for its path.
+	// Describe identifies a document in write errors; nil for its path.
 	Describe func(*T) string
-	// Name is the name that a document has in its directory, and Names what such names look like. A File needs neither.
+	// Name returns the name of a document in its directory, and Names matches such names. A File needs neither.
 	Name  func(*T) string
 	Names func(string) bool
-	// Durable documents outlive a power cut, also right after they were written. Others outlive this process, however it ends.
+	// Durable documents survive a power loss, even right after they were written. Others only survive this process, however it ends.
 	Durable bool
-	// Copied documents of a directory have a copy there, in a file of its own, which is read where that of the document is corrupt.
+	// Copied documents of a directory have a copy in a separate file, which is read when the document itself is corrupt.
 	Copied bool
 }
 
 // Decode reads a document of this or an earlier version, or of a later one that this release can read.
 func (f *Format[T]) Decode(data []byte) (*T, error) {
 	doc := new(T)
-	// By their exact names: a field of another spelling is of a later release, and kept as such.
+	// Case-sensitive: a field spelled differently belongs to a later release, and is preserved as such.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, doc); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
@@ -65,12 +65,12 @@ func (f *Format[T]) Decode(data []byte) (*T, error) {
 	return doc, nil
 }
 
-// readable reports whether a release that writes one version can read a document.
+// readable reports whether a release that writes version own can read a document.
 func readable(version, from, own int) bool {
 	return version >= 1 && from >= 0 && from <= version && (version <= own || from >= 1 && from <= own)
 }
 
-// Encode is what Decode reads.
+// Encode is the inverse of Decode.
 func (f *Format[T]) Encode(doc *T) ([]byte, error) {
 	if f.Unknown == nil {
 		return json.Marshal(doc)
@@ -78,10 +78,10 @@ func (f *Format[T]) Encode(doc *T) ([]byte, error) {
 	return withUnknown(doc, *f.Unknown(doc))
 }
 
-// CorruptError is a file that cannot be read as a document.
+// CorruptError reports a file that cannot be decoded as a document.
 type CorruptError struct {
 	Kind string
-	// Name in its directory.
+	// Name of the document in its directory.
 	Name string
 	Path string
 	Err  error
@@ -93,11 +93,11 @@ func (e *CorruptError) Error() string {
 
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// read returns the document at a path: nil if there is none, a CorruptError if the file is none.
+// read returns the document at a path: nil if there is none, a CorruptError if it cannot be decoded.
 func (f *Format[T]) read(disk FileSystem, path, name string) (*T, error) {
 	data, err := disk.ReadFile(path, f.Limit)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no document is an ordinary answer, not a failure
+		return nil, nil //nolint:nilnil // a missing document is not a failure
 	}
 	if err != nil && !errors.Is(err, ErrTooLong) && !errors.Is(err, ErrNotAFile) {
 		return nil, fmt.Errorf("read the %s %s: %w", f.Kind, path, err)
@@ -115,7 +115,7 @@ func (f *Format[T]) read(disk FileSystem, path, name string) (*T, error) {
 	return doc, nil
 }
 
-// write writes a document in place of an earlier one.
+// write writes a document, replacing an earlier one.
 func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 	data, err := f.Encode(doc)
 	switch {
@@ -128,13 +128,13 @@ func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 	return f.describe("write", path, doc, err)
 }
 
-// writeCopy writes a copy of a document, into a directory that it makes if need be.
+// writeCopy writes a copy of a document, creating its directory if necessary.
 func (f *Format[T]) writeCopy(disk FileSystem, path string, doc *T) error {
 	data, err := f.Encode(doc)
 	if err == nil {
 		err = disk.WriteFile(path, data)
 	}
-	if errors.Is(err, fs.ErrNotExist) { // somebody deleted it
+	if errors.Is(err, fs.ErrNotExist) { // the directory was deleted
 		if err = disk.MkdirAll(filepath.Dir(path), 0o700); err == nil {
 			err = disk.WriteFile(path, data)
 		}
@@ -142,7 +142,7 @@ func (f *Format[T]) writeCopy(disk FileSystem, path string, doc *T) error {
 	return f.describe("copy", path, doc, err)
 }
 
-// describe names a document that an error is about.
+// describe adds the operation and the document to an error.
 func (f *Format[T]) describe(verb, path string, doc *T, err error) error {
 	switch {
 	case err == nil:
@@ -161,15 +161,15 @@ type File[T any] struct {
 	format *Format[T]
 }
 
-// NewFile touches nothing; the file's directory must exist when it is written.
+// NewFile does not touch the disk; the file's directory must exist when it is written.
 func NewFile[T any](disk FileSystem, path string, format *Format[T]) *File[T] {
 	return &File[T]{disk: disk, path: path, format: format}
 }
 
-// Path of the file.
+// Path returns the file's path.
 func (f *File[T]) Path() string { return f.path }
 
-// Read returns the document: nil if there is none, a CorruptError if the file is none.
+// Read returns the document: nil if there is none, a CorruptError if it cannot be decoded.
 func (f *File[T]) Read() (*T, error) {
 	return f.format.read(f.disk, f.path, strings.TrimSuffix(filepath.Base(f.path), suffix))
 }
@@ -177,5 +177,5 @@ func (f *File[T]) Read() (*T, error) {
 // Write writes the document.
 func (f *File[T]) Write(doc *T) error { return f.format.write(f.disk, f.path, doc) }
 
-// Remove deletes the document. A missing one is no error.
+// Remove deletes the document. A missing one is not an error.
 func (f *File[T]) Remove() error { return f.disk.Remove(f.path) }

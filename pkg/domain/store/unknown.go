@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Fields that a later release has written and this one does not know are kept when it writes the file again: a node may be
-// rolled back to the release before, and then updated again.
+// Fields that a later release has written and this one does not know are preserved when it rewrites the file: a node may be
+// rolled back to the previous release, and then updated again.
 
-// unknownIn is the part of a JSON object that a type has no fields for: maps by field, and lists with an entry for each
-// element. nil where the type has a field for everything.
+// unknownIn returns the parts of a JSON value that a type has no fields for: maps by field, and lists with an entry for each
+// element; nil if the type has a field for everything.
 func unknownIn(value any, t reflect.Type) any {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -55,7 +55,7 @@ func unknownIn(value any, t reflect.Type) any {
 	return nil
 }
 
-// addUnknown puts fields back where they were. What is not there any more takes its fields with it.
+// addUnknown puts fields back where they were. Fields of objects that no longer exist are dropped.
 func addUnknown(value, unknown any) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -76,7 +76,7 @@ func addUnknown(value, unknown any) {
 	}
 }
 
-// unknownFields are those of a document that its type has no place for.
+// unknownFields returns the fields of a document that its type does not define.
 func unknownFields(data []byte, doc any) (any, error) {
 	tree, err := decodeTree(data)
 	if err != nil {
@@ -85,7 +85,7 @@ func unknownFields(data []byte, doc any) (any, error) {
 	return unknownIn(tree, reflect.TypeOf(doc)), nil
 }
 
-// withUnknown encodes a document with the fields that its type has no place for.
+// withUnknown encodes a document together with the fields that its type does not define.
 func withUnknown(doc, unknown any) ([]byte, error) {
 	data, err := json.Marshal(doc)
 	if err != nil || unknown == nil {
@@ -99,7 +99,7 @@ func withUnknown(doc, unknown any) ([]byte, error) {
 	return json.Marshal(tree)
 }
 
-// decodeTree keeps numbers as they are written.
+// decodeTree preserves numbers as written.
 func decodeTree(data []byte) (tree any, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()

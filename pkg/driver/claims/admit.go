@@ -16,11 +16,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// admit is the second step: the claim gets its devices unless something is in the way. It returns them if the claim has them
-// already. What the claim had by an earlier allocation, or by a preparation that was cut short, is undone; the GPUs are left as
-// the devices need them, but for partitions and shares.
+// admit is the second step: it checks that nothing prevents the claim from getting its devices, and returns them if the claim is
+// prepared already. It undoes an earlier allocation or interrupted preparation of the claim, and sets the MIG modes that the
+// devices need, but does not create partitions or set up shares.
 func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
-	if err := usable(a.backend, a.devices); err != nil { // again: to wait for the lock may have taken as long as a change
+	if err := usable(a.backend, a.devices); err != nil { // again: a mode may have changed while waiting for the lock
 		return nil, err
 	}
 	if have := a.view.have; have != nil && have.Driver != a.id.Driver {
@@ -43,13 +43,13 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	} else if err := a.checkCorrupt(ctx); err != nil {
 		return nil, err
 	}
-	if !a.adopt { // else its pods may run, whatever the mode
+	if !a.adopt { // otherwise its pods may be running, whatever the mode
 		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices, true); err != nil {
 			return nil, err
 		}
 	}
-	// Modes before the look at places: to change one may take long, and between that look and the record that claims a place,
-	// as little time as possible should pass.
+	// Modes before places: changing a mode may take long, and as little time as possible should pass between checking a place and
+	// recording the claim to it.
 	a.deadline = time.Now().Add(inUseTimeout)
 	waiting, cancel := context.WithDeadline(ctx, a.deadline)
 	defer cancel()
@@ -64,7 +64,7 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	return nil, a.place(ctx)
 }
 
-// checkFree fails if another claim, or an unclaimed partition, is where this claim's devices are to be.
+// checkFree fails if another claim or an unclaimed partition blocks this claim's devices.
 func (a *preparation) checkFree() error {
 	for i := range a.devices {
 		d := &a.devices[i]
@@ -87,7 +87,7 @@ func (a *preparation) checkFree() error {
 				"it is free once that claim's pods have ended",
 				d.request, d.name, g.UUID, other), ErrAllocated}
 		}
-		// The offer as it is now: to wait for the lock may have taken longer than a change of policies.
+		// The current offer: the policy may have changed while waiting for the lock.
 		offer := a.hardware.Node().Offer(g)
 		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want); lies.blocks() && !a.adopt &&
 			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
@@ -98,13 +98,13 @@ func (a *preparation) checkFree() error {
 	return nil
 }
 
-// hasPartition reports whether a claim's record has the partition at a place: it keeps it when the policy no longer has it.
+// hasPartition reports whether a claim's record has the partition at a place: the claim keeps it even if the policy removes it.
 func hasPartition(r *records.Record, gpuDevice string, at gpu.Place) bool {
 	return r != nil && slices.ContainsFunc(r.Partitions(),
 		func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
 }
 
-// verify makes sure that the GPUs are there and that a container runtime can inject them.
+// verify checks that the GPUs exist and that a container runtime can inject them.
 func (a *preparation) verify(ctx context.Context) error {
 	seen := map[*gpu.GPU]bool{}
 	var ids []string
@@ -122,7 +122,7 @@ func (a *preparation) verify(ctx context.Context) error {
 	return a.cdi.Ensure(ctx, ids)
 }
 
-// again returns the devices of a claim that is prepared already, and undoes what it has otherwise.
+// again returns the devices of a claim that is already prepared, and undoes any other state of it.
 func (a *preparation) again(ctx context.Context, have *records.Record) ([]records.Device, error) {
 	if sameDevices(have, a.toRecord()) {
 		if err := a.Ledger.sessions.check(ctx, a.backend, have); err != nil {
@@ -134,7 +134,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 		}
 		if whole {
 			klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", have.Claim)
-			if err := note(a.Ledger, have, a.claim); err != nil { // a kubelet that was restarted asks for any of the claim's pods
+			if err := note(a.Ledger, have, a.claim); err != nil { // a restarted kubelet calls for any of the claim's pods
 				return nil, err
 			}
 			return have.Devices, nil
@@ -150,7 +150,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 	return nil, nil
 }
 
-// checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: nothing but the driver knows.
+// checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: only the driver could tell.
 func (a *preparation) checkCorrupt(ctx context.Context) error {
 	var corrupt []types.UID
 	for _, name := range gpuNames(a.devices) {
@@ -165,8 +165,8 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 	return nil
 }
 
-// place finds out what lies where the claim's partitions are to be, and with it whether anything is to be created. A claim
-// that takes over all that it has creates nothing, so nothing may be undone: its pods run in it.
+// place finds out what exists in the places of the claim's partitions, and so whether anything has to be created. A claim
+// that takes over all of its partitions creates nothing, so nothing may be undone: its pods run in them.
 func (a *preparation) place(ctx context.Context) error {
 	var lost func(device string) string
 	if a.adopt {

@@ -10,13 +10,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// admitShares fails if a claim's shares do not fit in with those of other claims: the scheduler counts, but a limit that is
-// given twice is none, so it is counted again here, where it holds also when the policy has changed. It is pure but for the
-// shares of devices, in which it fills in what the node's policy decides.
+// admitShares fails if a claim's shares do not fit with those of other claims. The scheduler counts them too, but a limit that is
+// granted twice is no limit, so they are counted again here, which also covers policy changes. It is pure, except that it fills in
+// the policy's settings in the devices' shares.
 //
-// A claim that was known to be allocated before it is prepared was counted by the scheduler, by the policy of that time, together with
-// all claims that are allocated still. It did not count those that are not and have a record: their pods were deleted by force, and
-// their containers still run. So that is counted, too, unless it is known that there are none (terms.counted).
+// If a claim was known to be allocated before it was prepared, the scheduler counted it, by the policy of that time, together with
+// all claims that are still allocated. It did not count deallocated claims with a record: their pods were force-deleted, but
+// their containers still run. Those are counted here unless it is known that there are none (terms.counted).
 func admitShares(devices []device, v view, counted bool) error {
 	for i := range devices {
 		if devices[i].share != nil {
@@ -26,7 +26,7 @@ func admitShares(devices []device, v view, counted bool) error {
 	for i := range devices {
 		d := &devices[i]
 		if d.share == nil || d.share.Exclusive {
-			continue // a claim that has a GPU alone has all of it
+			continue // an exclusive claim has the whole device
 		}
 		others := v.others[d.gpu]
 		if err := checkInterval(d, devices, others); err != nil {
@@ -46,8 +46,8 @@ func admitShares(devices []device, v view, counted bool) error {
 	return nil
 }
 
-// completeShare fills in what the node's policy says of a share and the claim does not. A claim that is prepared again keeps
-// what it has, whatever the policy says by now: its containers may run.
+// completeShare fills in settings of a share that the claim leaves to the node's policy. A claim that is prepared again keeps
+// its settings, whatever the current policy: its containers may be running.
 func completeShare(d *device, devices []device, v view) {
 	before := shareBefore(v.have, d)
 	if d.share.Exclusive {
@@ -67,7 +67,7 @@ func completeShare(d *device, devices []device, v view) {
 	if d.share.Kind != gpu.TimeSlice || d.share.Interval != "" || byPolicy == "" || byPolicy == string(v1alpha1.IntervalDefault) {
 		return
 	}
-	// Where another claim asked for an interval, one that asks for none takes that, as it would without a policy.
+	// If another claim requested an interval, a claim that requests none uses that one, as it would without a policy.
 	if other := otherInterval(d, devices, byPolicy); other != "" {
 		return
 	}
@@ -76,7 +76,7 @@ func completeShare(d *device, devices []device, v view) {
 	}
 }
 
-// shareBefore is the share that a claim's record has by the same allocation, or nil.
+// shareBefore returns the share in a claim's record for the same allocation, or nil.
 func shareBefore(have *records.Record, d *device) *records.Share {
 	if have == nil {
 		return nil
@@ -89,7 +89,7 @@ func shareBefore(have *records.Record, d *device) *records.Share {
 	return nil
 }
 
-// otherInterval is one that a claim asks for on the GPU of a device and that is not the given one; empty if there is none.
+// otherInterval returns an interval, different from the given one, that the claim requests on a device's GPU; empty if there is none.
 func otherInterval(d *device, devices []device, interval string) string {
 	for i := range devices {
 		o := &devices[i]
@@ -100,23 +100,23 @@ func otherInterval(d *device, devices []device, interval string) string {
 	return ""
 }
 
-// checkInterval fails if the claim, or another one, has the GPU's time slices at another interval.
+// checkInterval fails if the claim itself, or another claim, uses a different time-slice interval on the GPU.
 func checkInterval(d *device, devices []device, others gpuRecords) error {
 	if d.share.Interval == "" {
 		return nil
 	}
 	if other := otherInterval(d, devices, d.share.Interval); other != "" {
-		return fmt.Errorf("the claim asks for time slices %s and %s on one GPU, which has one interval for all", d.share.Interval, other)
+		return fmt.Errorf("the claim requests time slices %s and %s on one GPU, which has one interval for all", d.share.Interval, other)
 	}
 	if by, interval := others.paced(); len(by) > 0 && interval != d.share.Interval {
-		return blockedBy(by, fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, "+
-			"and this claim asks for %s: ask for the same or for none",
+		return blockedBy(by, fmt.Errorf("device %s has time slices %s because claim %s requested them, or the node's policy sets them, "+
+			"but this claim requests %s: request the same interval or none",
 			d.name, interval, by[0].Claim, d.share.Interval))
 	}
 	return nil
 }
 
-// checkAmounts says by whom a claim is blocked whose shares of a device are more than those of other claims leave; nil for nobody.
+// checkAmounts returns the claims that block a claim whose shares of a device exceed the remaining amounts; nil if there are none.
 func checkAmounts(d *device, devices []device, on gpuRecords) *blockedError {
 	sharing, others := d.offer.Sharing(d.shape), on.shared(d.name)
 	var used amounts
@@ -142,7 +142,7 @@ func checkAmounts(d *device, devices []device, on gpuRecords) *blockedError {
 		}
 		b := &blockedError{
 			over: of.used - of.most,
-			err: fmt.Errorf("the shares of %s would take %s %d of %d together: it is prepared once other shares are given back",
+			err: fmt.Errorf("the shares of %s would take %s %d of %d together: the claim is prepared once other shares are released",
 				d.name, of.name, of.used, of.most),
 		}
 		for _, o := range others {

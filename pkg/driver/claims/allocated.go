@@ -15,20 +15,20 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// allocations are what claims have been allocated of this node, prepared or not, as far as it is known; see Follower.
+// allocations are the known allocations of claims on this node, prepared or not; see Follower.
 type allocations struct {
 	*index
-	// records are those on record.
+	// records are the recorded allocations.
 	records *index
-	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
+	// followed is set once a Follower detects deallocations; nothing is noted before.
 	followed bool
-	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
-	// not allocated any more.
+	// outlasts reports whether a claim's allocation must stay known after its record is removed, until the API server reports it
+	// as deallocated.
 	outlasts func(r *records.Record) bool
 }
 
-// allocation is what a claim was allocated of the node, as a record of it would say; nil if nothing. What it cannot place, because
-// the node's GPUs are not known or have no such device, counts as the whole of its GPU.
+// allocation returns a claim's allocation on the node in the form of a record; nil if there is none. A device that cannot be resolved,
+// because the node's GPUs are unknown or have no such device, counts as its whole GPU.
 func (n *Names) allocation(claim *resourceapi.ResourceClaim, node *gpu.Node) *records.Record {
 	driver := n.of(claim)
 	if driver == "" {
@@ -63,10 +63,10 @@ func allocation(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) *
 	return r
 }
 
-// gpuOfDevice takes the name of the whole GPU's device out of that of any of its devices (gpu.Shape.Name).
+// gpuOfDevice extracts the name of the whole-GPU device from the name of any of its devices (gpu.Shape.Name).
 var gpuOfDevice = regexp.MustCompile(`^(gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7])(?:-(.+))?$`)
 
-// deviceNamed is what a device's name says of it.
+// deviceNamed derives a device from its name.
 func deviceNamed(name string, node *gpu.Node) records.Device {
 	d := records.Device{Device: name, GPU: name}
 	match := gpuOfDevice.FindStringSubmatch(name)
@@ -97,7 +97,7 @@ func deviceNamed(name string, node *gpu.Node) records.Device {
 	return d
 }
 
-// partitionNamed is the partition that "<profile ID>-<start>" names on a GPU; nil if there is none.
+// partitionNamed returns the partition that "<profile ID>-<start>" names on a GPU; nil if there is none.
 func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
 	id, start, ok := strings.Cut(place, "-")
 	profileID, err1 := strconv.Atoi(id)
@@ -116,7 +116,7 @@ func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
 	return nil
 }
 
-// allocationOf is what allocation returns of a claim with a record.
+// allocationOf converts a claim's record to the form that allocation returns.
 func allocationOf(r *records.Record) *records.Record {
 	of := &records.Record{Format: records.Format, Driver: r.Driver, Claim: r.Claim}
 	for _, d := range r.Devices {
@@ -132,7 +132,7 @@ func allocationOf(r *records.Record) *records.Record {
 	return of
 }
 
-// placed is an allocation with its devices as the node has them now.
+// placed returns an allocation with its devices resolved against the node's current inventory.
 func placed(r *records.Record, node *gpu.Node) *records.Record {
 	if node == nil {
 		return r
@@ -156,19 +156,19 @@ func sameAllocation(a, b *records.Record) bool {
 	})
 }
 
-// without are those of some claims that have no record.
+// without removes claims that have a record.
 func (a *allocations) without(all []*records.Record) []*records.Record {
 	return slices.DeleteFunc(all, func(r *records.Record) bool { return a.records.get(r.Claim.UID) != nil })
 }
 
-// unrecordedOn are the claims that were allocated something of a GPU and have no record.
+// unrecordedOn returns the claims that are allocated a device of a GPU but have no record.
 func (a *allocations) unrecordedOn(gpuDevice string) gpuRecords {
 	on := a.on(gpuDevice, "")
 	on.all = a.without(on.all)
 	return on
 }
 
-// enter notes what a claim has been allocated. What is known already is noted anew, as a copy, for removeIf to tell.
+// enter notes a claim's allocation. A known allocation is noted again as a copy, so that removeIf sees the difference.
 func (a *allocations) enter(r *records.Record) {
 	if !a.followed {
 		return
@@ -179,15 +179,15 @@ func (a *allocations) enter(r *records.Record) {
 	a.set(r)
 }
 
-// keep notes what a claim has been allocated whose record is about to go, where it matters.
+// keep notes a claim's allocation before its record is removed, if it outlasts the record.
 func (a *allocations) keep(r *records.Record) {
 	if a.outlasts(r) {
 		a.enter(allocationOf(r))
 	}
 }
 
-// noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
-// that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
+// noteUnoffered notes a claim whose allocated device the node could offer but does not: the scheduler decided before it saw
+// the policy change. The device is then offered for this claim, which is prepared at the kubelet's next attempt.
 func (l *Ledger) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node) {
 	r := l.Names.allocation(claim, node.Node)
 	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
@@ -199,7 +199,7 @@ func (l *Ledger) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.No
 	}
 }
 
-// isWithdrawn reports whether a claim has a device that is offered for that alone, as far as it is known.
+// isWithdrawn reports whether a claim has a device that is, as far as known, offered for that claim alone.
 func (b *backend) isWithdrawn(r *records.Record) bool {
 	if b.hardware == nil {
 		return true

@@ -11,11 +11,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// InUseError is why a claim cannot be unprepared: something uses a partition that it has.
+// InUseError reports that a claim cannot be unprepared because one of its partitions is in use.
 type InUseError struct {
-	// Device is the partition's.
+	// Device is the partition's device name.
 	Device string
-	// Named says that the error names who uses it.
+	// Named: the error names the processes.
 	Named bool
 	err   error
 }
@@ -29,20 +29,20 @@ func (e *InUseError) Error() string {
 
 func (e *InUseError) Unwrap() error { return e.err }
 
-// blockedError refuses a device because of what other claims have of its GPU. Everything else that Prepare refuses is
-// final until something changes outside; this may pass by itself, see passes.
+// blockedError refuses a device because of other claims' devices on its GPU. All other refusals of Prepare are
+// final until something outside changes; this one may resolve itself, see passes.
 type blockedError struct {
-	// by are the claims in the way, in order of their UIDs.
+	// by are the blocking claims, in order of their UIDs.
 	by []blocker
-	// over is how much of what they have must be free before the device can be prepared. Where a device excludes others,
-	// each of them counts one, and all must go.
+	// over is the amount that must be released before the device can be prepared. If the device excludes the others,
+	// each counts as one, and all must be released.
 	over int64
 	err  error
-	// counted: the claims that stay do not keep the device, as the scheduler counted them.
+	// counted: claims that stay do not block the device, because the scheduler counted them.
 	counted bool
 }
 
-// waitsForAny has the claim blocked by those that are leaving alone, each of them.
+// waitsForAny lets the device be retried as soon as any leaving claim is released; claims that stay do not block it.
 func (b *blockedError) waitsForAny() {
 	b.counted, b.over = true, 1
 	for i := range b.by {
@@ -50,20 +50,20 @@ func (b *blockedError) waitsForAny() {
 	}
 }
 
-// blocker is a claim that has something another one needs.
+// blocker is a claim that blocks another one.
 type blocker struct {
 	record *records.Record
-	// frees is how much its release gives back.
+	// frees is the amount that its release frees.
 	frees int64
 }
 
 func (b *blockedError) Error() string { return b.err.Error() }
 func (b *blockedError) Unwrap() error { return b.err }
 
-// Is reports whether it is ErrAllocated.
+// Is matches ErrAllocated.
 func (b *blockedError) Is(target error) bool { return target == ErrAllocated }
 
-// blockedBy is the refusal of a device that excludes all of these claims.
+// blockedBy refuses a device that excludes all of these claims.
 func blockedBy(holders []*records.Record, err error) *blockedError {
 	b := &blockedError{over: int64(len(holders)), err: err}
 	for _, r := range holders {
@@ -72,7 +72,7 @@ func blockedBy(holders []*records.Record, err error) *blockedError {
 	return b
 }
 
-// passes reports whether the device is free once the claims that are leaving have given back what they have.
+// passes reports whether the device is free once the leaving claims have been released.
 func (b *blockedError) passes(leaving func(types.UID) bool) bool {
 	var freed int64
 	for _, other := range b.by {
@@ -83,12 +83,12 @@ func (b *blockedError) passes(leaving func(types.UID) bool) bool {
 	return freed >= b.over
 }
 
-// canPass reports whether it could pass if none but some of the claims stayed.
+// canPass reports whether the device would be free if all claims but those that stay were released.
 func (b *blockedError) canPass(stays func(types.UID) bool) bool {
 	return b.passes(func(uid types.UID) bool { return !stays(uid) })
 }
 
-// names lists the claims that are leaving, for people.
+// names lists the leaving claims for messages.
 func (b *blockedError) names(leaving func(types.UID) bool) string {
 	var names []string
 	for _, other := range b.by {
@@ -96,7 +96,7 @@ func (b *blockedError) names(leaving func(types.UID) bool) string {
 			names = append(names, other.record.Claim.String())
 		}
 	}
-	const most = 5 // a GPU may be shared by a hundred
+	const most = 5 // up to a hundred claims may share a GPU
 	if more := len(names) - most; more > 0 {
 		names = append(slices.Clip(names[:most]), "and others")
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// change is the fourth step: it does to the hardware what the devices need. Clients of a GPU are waited for until the deadline
-// ends.
+// change is the fourth step: it changes the hardware as the devices need. It waits for clients of a GPU until the
+// deadline.
 func (a *preparation) change(ctx context.Context) error {
 	waiting, cancel := context.WithDeadline(ctx, a.deadline)
 	defer cancel()
@@ -30,7 +30,7 @@ func (a *preparation) change(ctx context.Context) error {
 	return a.Shares.start(ctx, a.backend, a.toRecord(), a.view.others)
 }
 
-// partitionOf is the partition of the first device of a name that has one, or nil.
+// partitionOf returns the partition of the first device of a name that has one, or nil.
 func partitionOf(devices []device, name string) *gpu.Partition {
 	for i := range devices {
 		if p := devices[i].partition; p != nil && devices[i].name == name {

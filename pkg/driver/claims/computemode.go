@@ -12,13 +12,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// checkComputeModes fails unless any number of processes may use the GPUs of a claim. A GPU that MPS servers had may be
-// EXCLUSIVE_PROCESS still, or PROHIBITED: after a crash, or where its mode could not be given back. A container's second process would
-// fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare succeeded. Claims that share a GPU by MPS
-// need that very mode and are passed over; so is admin access, which takes a GPU as it is.
+// checkComputeModes fails unless any number of processes may use the GPUs of a claim. After a crash, or if its mode could not be
+// restored, a GPU that was used by MPS servers may still be EXCLUSIVE_PROCESS or PROHIBITED. A container's second process would
+// then fail with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare succeeded. Claims that share a GPU by MPS
+// need that very mode and are skipped, as is admin access, which does not change a GPU.
 //
-// It costs one NVML call a GPU. The caller holds the locks of the GPUs. GPUs in MIG mode have no compute mode, and that from before when
-// they leave it: partitions are looked at before MIG mode is set for them, whole GPUs after.
+// It costs one NVML call per GPU. The caller holds the locks of the GPUs. GPUs in MIG mode have no compute mode, and leave MIG mode
+// with their earlier one: GPUs of partitions are checked before MIG mode is set for them, whole GPUs after it is cleared.
 func (s *Shares) checkComputeModes(ctx context.Context, b *backend, devices []device, partitions bool) error {
 	done := map[gpu.PCIAddress]bool{}
 	for i := range devices {
@@ -42,8 +42,8 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 	}
 	var restore error
 	if (mode == gpu.ComputeExclusive || mode == gpu.ComputeProhibited) && s.sharing != nil {
-		// If a server had the GPU that no claim needs any more, its supervisor has the mode to give back.
-		klog.FromContext(ctx).Info("A GPU is in a compute mode that it may have by MPS; asking the MPS supervisor to give it back",
+		// If the mode was set for an MPS server that no claim needs any more, the supervisor restores it.
+		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS may have set; asking the MPS supervisor to restore it",
 			"gpu", g.PCI.DeviceName())
 		if restore = s.retain(ctx, g.PCI.DeviceName()); restore == nil {
 			mode, err = computeMode(ctx, b, g)
@@ -52,7 +52,7 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 			return err
 		}
 	}
-	err = fmt.Errorf("GPU %s (%s) is in compute mode %s, which keeps processes of the claim from it: set it back with "+
+	err = fmt.Errorf("GPU %s (%s) is in compute mode %s, which blocks processes of the claim: restore it with "+
 		"nvidia-smi -i %s -c DEFAULT once nothing uses the GPU",
 		g.PCI.DeviceName(), g.UUID, mode, g.UUID)
 	if restore != nil {
@@ -61,7 +61,7 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 	return err
 }
 
-// computeMode reads that of a GPU. One in MIG mode has none, and is as good as default.
+// computeMode reads the compute mode of a GPU. A GPU in MIG mode has none, which counts as default.
 func computeMode(ctx context.Context, b *backend, g *gpu.GPU) (gpu.ComputeMode, error) {
 	mode, err := b.hardware.ComputeMode(ctx, g.PCI)
 	if errors.Is(err, gpu.ErrNotSupported) {

@@ -4,17 +4,17 @@ package claims
 
 import "errors"
 
-// Why Prepare refuses a claim, for those who count: see errors.Is.
+// Reasons why Prepare refuses a claim, for metrics: see errors.Is.
 var (
-	// ErrNoDriver: the node's GPUs cannot be used yet, or at present.
+	// ErrNoDriver: the node's GPUs cannot be used yet, or not at the moment.
 	ErrNoDriver = errors.New("the node's GPUs cannot be used")
-	// ErrInvalid: the allocation or its parameters do not fit what the node offers.
+	// ErrInvalid: the allocation or its parameters do not match the devices that the node offers.
 	ErrInvalid = errors.New("the claim does not fit the node")
-	// ErrAllocated: another claim, or a partition that no claim has, is in the way.
+	// ErrAllocated: another claim, or an unclaimed partition, blocks the device.
 	ErrAllocated = errors.New("the device is not free")
 )
 
-// refusal is an error that is one of those above, too. Its text is the error's.
+// refusal wraps an error with one of the reasons above; the text is that of the error.
 type refusal struct {
 	error
 	why error

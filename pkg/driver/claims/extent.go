@@ -9,17 +9,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// extent is the part of a GPU that a device takes: what overlaps are computed with, while records.Device is what is stored.
+// extent is the part of a GPU that a device takes; overlaps are computed on extents, while records.Device is stored.
 type extent struct {
 	// gpu is the name of the whole GPU's device.
 	gpu string
-	// place of a partition; nil for all of the GPU.
+	// place of a partition; nil for a whole GPU.
 	place *gpu.Place
-	// share is how the GPU or partition is shared with other claims; empty where it is not.
+	// share is how the GPU or partition is shared with other claims; empty if it is not.
 	share gpu.Share
 }
 
-// extentOf is what a device on record takes.
+// extentOf returns the extent of a recorded device.
 func extentOf(d *records.Device) extent {
 	e := extent{gpu: d.GPU}
 	if d.Partition != nil {
@@ -32,35 +32,34 @@ func extentOf(d *records.Device) extent {
 	return e
 }
 
-// extentOfShape is what a shape takes once it is allocated.
+// extentOfShape returns the extent of a shape once it is allocated.
 func extentOfShape(s gpu.Shape) extent {
 	d := device{shape: s, gpu: s.GPU.PCI.DeviceName()}
 	return d.extent()
 }
 
-// extentAt is what a partition takes.
+// extentAt returns the extent of a partition.
 func extentAt(gpuDevice string, at gpu.Place) extent { return extent{gpu: gpuDevice, place: &at} }
 
-// overlaps reports whether two devices of one driver name exclude each other: two partitions may not, two shares of one
-// device do not.
+// overlaps reports whether two devices of one driver name exclude each other: two shares of one device do not.
 func (e extent) overlaps(o extent) bool { return e.collides(o) && !e.shares(o) }
 
-// shares reports whether both are of one device that is shared by intent: a GPU or partition, in one way.
+// shares reports whether both are shares of the same GPU or partition, shared in the same way.
 func (e extent) shares(o extent) bool {
 	return e.gpu == o.gpu && e.share != "" && e.share == o.share &&
 		(e.place == nil && o.place == nil || e.place != nil && o.place != nil && *e.place == *o.place)
 }
 
-// collides reports whether what is allocated under one driver name leaves no room for a device of another: only two partitions
-// in different places leave it. The scheduler counts the shares of each name alone.
+// collides reports whether an allocation under one driver name excludes a device of another: always, except for partitions
+// in different places. The scheduler counts the shares of each name separately.
 func (e extent) collides(o extent) bool {
 	return e.gpu == o.gpu && (e.place == nil || o.place == nil || e.place.Placement.Overlaps(o.place.Placement))
 }
 
-// is reports whether a partition is what the extent names.
+// is reports whether the extent is exactly this partition.
 func (e extent) is(p gpu.Partition) bool { return e.place != nil && *e.place == p.Place() }
 
-// extentsOf are what a record's claim has of a GPU. Claims with admin access look at a device without having it.
+// extentsOf returns the extents of a claim's devices on a GPU. Devices with admin access take nothing.
 func extentsOf(r *records.Record, gpuDevice string) []extent {
 	var all []extent
 	for i := range r.Devices {
@@ -71,7 +70,7 @@ func extentsOf(r *records.Record, gpuDevice string) []extent {
 	return all
 }
 
-// takes reports whether a record's claim has something of what a device needs, hasShare whether it has a share of the same
+// takes reports whether a claim's devices overlap with a device, hasShare whether the claim has a share of the same
 // device.
 func takes(r *records.Record, want extent) bool {
 	return slices.ContainsFunc(extentsOf(r, want.gpu), want.overlaps)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// ClaimLister is what a Follower asks of the API server.
+// ClaimLister is the part of the API server that a Follower uses.
 type ClaimLister interface {
 	// Claim returns a claim, or nil if there is none of that name.
 	Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
@@ -22,38 +22,39 @@ type ClaimLister interface {
 	Each(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
 }
 
-// Times of asking for a claim that is allocated and has no record: at once, and then after pauses, each twice the one before.
+// Intervals between reads of an allocated claim without a record: the first is immediate, and each pause is twice the previous one.
 const (
 	followFirst = time.Second
 	followMost  = 30 * time.Second
-	// askLimit bounds the question for one claim.
+	// askLimit bounds reading one claim.
 	askLimit = 10 * time.Second
 )
 
-// Follower knows of the API server which claims have been allocated something of this node and have no record, because they are yet to be prepared, or were prepared and are still allocated. Claims cannot be selected by node, and
-// to watch them would have each node follow all claims of the cluster. So they are listed rarely, and those that were found, or
-// whose records have gone, are asked for until they are not allocated any more. One goroutine calls its methods.
+// Follower learns from the API server which claims are allocated devices of this node but have no record, because they are not
+// prepared yet, or no longer prepared but still allocated. Claims cannot be selected by node, and watching them would make each node
+// follow all claims of the cluster. So they are listed rarely; claims that were found, or whose records were removed,
+// are polled until they are deallocated. Its methods are called from one goroutine.
 type Follower struct {
 	ledger *Ledger
 	api    ClaimLister
-	// node is the node's GPUs; nil while they are not known.
+	// node returns the node's GPUs; nil while they are unknown.
 	node  func() *gpu.Node
 	asked map[types.UID]pace
 }
 
-// NewFollower makes a follower. It is made before the records are loaded.
+// NewFollower makes a follower. It must be called before the records are loaded.
 func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
 	l.allocated.followed = true
 	return &Follower{ledger: l, api: api, node: node}
 }
 
-// pace is when to ask for a claim again.
+// pace determines when to read a claim again.
 type pace struct {
 	next  time.Time
 	pause time.Duration
 }
 
-// List asks for all claims of the cluster, in pages.
+// List reads all claims of the cluster, in pages.
 func (f *Follower) List(ctx context.Context) error {
 	l, node := f.ledger, f.node()
 	before := l.allocated.claims()
@@ -65,7 +66,7 @@ func (f *Follower) List(ctx context.Context) error {
 		return true
 	})
 	if err != nil {
-		return fmt.Errorf("list the claims that are allocated devices of the node: %w", err)
+		return fmt.Errorf("list the claims with devices of the node: %w", err)
 	}
 	for _, r := range before {
 		if found[r.Claim.UID] == nil {
@@ -78,11 +79,11 @@ func (f *Follower) List(ctx context.Context) error {
 	return nil
 }
 
-// Follow asks for the claims without a record that it is time to ask for, and returns when it is time again; zero for not
-// before a record goes.
+// Follow polls the claims without a record that are due, and returns when the next one is due; zero if none is until another
+// record is removed.
 func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, err error) {
 	for _, r := range f.ledger.Unrecorded() {
-		f.ledger.allocated.enter(placed(r, f.node())) // a GPU may have become known, or have changed its MIG mode
+		f.ledger.allocated.enter(placed(r, f.node())) // a GPU may have been discovered, or have changed its MIG mode
 	}
 	asked := map[types.UID]pace{}
 	for _, r := range f.ledger.Unrecorded() {
@@ -97,7 +98,7 @@ func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, 
 			p = p.later(now, f.longest(r))
 			asked[r.Claim.UID] = p
 		}
-		if !now.Before(p.next) { // not asked, as an earlier question failed
+		if !now.Before(p.next) { // not read, as an earlier read failed
 			p.next = now.Add(followFirst)
 		}
 		if again.IsZero() || p.next.Before(again) {
@@ -108,8 +109,8 @@ func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, 
 	return again, err
 }
 
-// longest is the longest pause between two questions for a claim. While one of a former driver name is allocated, its devices are
-// withheld under the chosen name: that it ends has to be known soon.
+// longest returns the longest pause between two reads of a claim. While a claim of a former driver name is allocated, its devices are
+// withheld under the chosen name, so its deallocation has to be detected soon.
 func (f *Follower) longest(r *records.Record) time.Duration {
 	if r.Driver != f.ledger.id.Driver {
 		return followFirst
@@ -117,13 +118,13 @@ func (f *Follower) longest(r *records.Record) time.Duration {
 	return followMost
 }
 
-// later is the pace after a question.
+// later returns the pace after a read.
 func (p pace) later(now time.Time, most time.Duration) pace {
 	pause := min(max(2*p.pause, followFirst), most)
 	return pace{now.Add(pause), pause}
 }
 
-// ask asks whether a claim is still allocated something of this node, and notes what.
+// ask reads whether a claim is still allocated devices of this node, and notes the allocation.
 func (f *Follower) ask(ctx context.Context, r *records.Record) (allocated bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()

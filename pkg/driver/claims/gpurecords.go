@@ -11,13 +11,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// gpuRecords are records of claims that name one GPU, in order of claim UID, as the index had them at one moment.
+// gpuRecords are the records of claims with devices of one GPU, in order of claim UID, as indexed at one moment.
 type gpuRecords struct {
 	gpu string
 	all []*records.Record
 }
 
-// taking lists the records of claims that have something of what a device needs.
+// taking lists the records of claims whose devices overlap with a device.
 func (o gpuRecords) taking(want extent) []*records.Record {
 	return o.where(func(r *records.Record) bool { return takes(r, want) })
 }
@@ -32,8 +32,8 @@ func (o gpuRecords) where(test func(*records.Record) bool) []*records.Record {
 	return found
 }
 
-// unfinished lists the records of claims that share what a device is to be where that is a partition which is being created
-// or destroyed: none of them has it whole, so that nobody else can have a share of it yet.
+// unfinished lists the records of claims that share the partition of a device while it is being created
+// or destroyed: until that is complete, no one else can have a share of it.
 func (o gpuRecords) unfinished(want extent) []*records.Record {
 	if want.place == nil {
 		return nil
@@ -45,26 +45,26 @@ func (o gpuRecords) unfinished(want extent) []*records.Record {
 	return all
 }
 
-// releasing reports whether a claim whose release is not finished still has what a device needs.
+// releasing reports whether a claim that is not completely released still overlaps with a device.
 func (o gpuRecords) releasing(want extent) bool {
 	isReleasing := func(r *records.Record) bool { return r.State == records.Releasing }
 	return slices.ContainsFunc(o.taking(want), isReleasing) || slices.ContainsFunc(o.unfinished(want), isReleasing)
 }
 
-// partition returns the partition that a claim has at a shape, and that is still its own or was there before it, or nil.
+// partition returns the partition of a shape that a claim has, either its own or one that existed before the claim; or nil.
 func (o gpuRecords) partition(s gpu.Shape, owned func(d *records.Device) bool) *gpu.Partition {
 	for _, r := range o.all {
 		for _, d := range r.Partitions() {
 			if d.Device == s.Name() && r.State == records.Prepared && (d.Partition.Existing || owned(d)) {
 				p := *d.Partition
-				return &p // placements of claims do not overlap, but for shares of one partition: there is one at most
+				return &p // placements of claims overlap only for shares of one partition, so there is at most one
 			}
 		}
 	}
 	return nil
 }
 
-// sharesPartition reports whether another claim has a share of the partition of a device, and has to destroy it.
+// sharesPartition reports whether another claim has the partition of a device, either its own or one that existed before the claim.
 func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Device) bool) bool {
 	return slices.ContainsFunc(o.all, func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Partitions(), func(other *records.Device) bool {
@@ -73,7 +73,7 @@ func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Dev
 	})
 }
 
-// partitions lists the partitions that records name as their own.
+// partitions lists the partitions that the records own.
 func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partition {
 	var all []gpu.Partition
 	for _, r := range o.all {
@@ -86,12 +86,12 @@ func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partiti
 	return all
 }
 
-// partitionsOf lists the partitions of a GPU that records name as created in the driver's present session.
+// partitionsOf lists the partitions of a GPU that were created for claims in the driver's current session.
 func (l *Ledger) partitionsOf(gpuDevice string) []gpu.Partition {
 	return l.index.on(gpuDevice, "").partitions(l.sessions.owns)
 }
 
-// amounts are what shares of a device take together.
+// amounts are the total amounts of shares of a device.
 type amounts struct {
 	memory, cores int64
 }
@@ -101,14 +101,14 @@ func (a *amounts) add(s *records.Share) {
 	a.cores += s.Cores
 }
 
-// sharedBy is what a claim has of a shared device.
+// sharedBy is the amounts of one claim on a shared device.
 type sharedBy struct {
 	record *records.Record
 	amounts
 }
 
-// shared is what each claim has of a shared device. Once the pods of one that is Releasing have ended, the scheduler has given its part
-// to others; before that it has, too, but what they have left may still run.
+// shared returns the amounts of each claim on a shared device. A Releasing claim whose pods have ended counts no more. While its
+// pods may have left processes it does, although the scheduler has already given its share to others.
 func (o gpuRecords) shared(device string) []sharedBy {
 	var all []sharedBy
 	for _, r := range o.all {
@@ -126,7 +126,7 @@ func (o gpuRecords) shared(device string) []sharedBy {
 	return all
 }
 
-// paced lists the records of claims that asked for an interval of the GPU's time slices, and the interval. They asked for the
+// paced lists the records of claims that requested an interval of the GPU's time slices, and the interval. All requested the
 // same: others are refused.
 func (o gpuRecords) paced() (by []*records.Record, interval string) {
 	by = o.where(func(r *records.Record) bool { return r.State == records.Prepared && intervalOn(r, o.gpu) != "" })
@@ -136,7 +136,7 @@ func (o gpuRecords) paced() (by []*records.Record, interval string) {
 	return by, interval
 }
 
-// intervalOn is the interval that a claim asked for on a GPU; empty for none.
+// intervalOn returns the interval that a claim requested on a GPU; empty for none.
 func intervalOn(r *records.Record, gpuDevice string) string {
 	for _, d := range r.Shares(gpu.TimeSlice) {
 		if d.GPU == gpuDevice && d.Share.Interval != "" {
@@ -146,7 +146,7 @@ func intervalOn(r *records.Record, gpuDevice string) string {
 	return ""
 }
 
-// served lists the claims that an MPS server serves, that of the GPU or of a partition.
+// served lists the claims of an MPS server, which serves a GPU or a partition.
 func (o gpuRecords) served(server string) []types.UID {
 	var uids []types.UID
 	for _, r := range o.all {
@@ -157,7 +157,7 @@ func (o gpuRecords) served(server string) []types.UID {
 	return uids
 }
 
-// sharing reports whether claims whose pods may run share the GPU in a way.
+// sharing reports whether claims whose pods may be running share the GPU in the given way.
 func (o gpuRecords) sharing(kind gpu.Share) bool {
 	return slices.ContainsFunc(o.all, func(r *records.Record) bool { return r.State == records.Prepared && o.shares(r, kind) })
 }

@@ -15,34 +15,34 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// gate is the way to the hardware: closed until the driver has answered, and whenever it is released.
+// gate controls access to the hardware: closed until the driver has answered, and whenever it is released.
 type gate struct {
 	backend atomic.Pointer[backend]
 	// begun is closed once it is known whether the hardware can be used.
 	begun chan struct{}
 	once  sync.Once
-	// calls are those that run now: each may use the hardware until it ends.
+	// calls are those in progress: each may use the hardware until it ends.
 	calls sync.RWMutex
-	// chosen is the driver name by which the node publishes.
+	// chosen is the driver name under which the node publishes.
 	chosen  string
 	holders FindHolders
 }
 
-// backend is what exists only once the driver has answered.
+// backend exists only once the driver has answered.
 type backend struct {
 	hardware Hardware
 	cdi      *namedCDI
 	holders  FindHolders
-	reason   error // why there is none yet
+	reason   error // why the hardware is not available yet
 }
 
-// namedCDI are the container device specs of each driver name.
+// namedCDI holds the container device specs of each driver name.
 type namedCDI struct {
 	mu     sync.Mutex
 	byName map[string]CDI
 }
 
-// of fails where the specs of a former name are not there yet.
+// of fails if the specs of a former name do not exist yet.
 func (c *namedCDI) of(driver string) (CDI, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +52,7 @@ func (c *namedCDI) of(driver string) (CDI, error) {
 	return nil, fmt.Errorf("the CDI spec of driver %s is not written yet", driver)
 }
 
-// errStarting is the reason until SetWaiting gives a better one.
+// errStarting is the reason until the first SetWaiting.
 var errStarting = errors.New("the plugin is starting")
 
 func newGate(chosen string, holders FindHolders) *gate {
@@ -64,13 +64,13 @@ func newGate(chosen string, holders FindHolders) *gate {
 	return g
 }
 
-// SetHardware lets Prepare work; cdi is of the chosen driver name.
+// SetHardware opens the gate for Prepare; cdi belongs to the chosen driver name.
 func (g *gate) SetHardware(hw Hardware, cdi CDI) {
 	g.backend.Store(&backend{hardware: hw, cdi: &namedCDI{byName: map[string]CDI{g.chosen: cdi}}, holders: g.holders})
 	g.begin()
 }
 
-// SetWaiting makes Prepare fail with the reason why the hardware cannot be used yet.
+// SetWaiting makes Prepare fail with the reason why the hardware is not available.
 func (g *gate) SetWaiting(reason error) {
 	g.backend.Store(&backend{reason: reason, cdi: &namedCDI{}})
 	g.begin()
@@ -79,7 +79,7 @@ func (g *gate) SetWaiting(reason error) {
 // Quiesce waits for calls that began before SetWaiting and may still use the hardware.
 func (g *gate) Quiesce() {
 	g.calls.Lock()
-	g.calls.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
+	g.calls.Unlock() //nolint:staticcheck // there is nothing to do while holding it
 }
 
 // LacksCDI returns what lets claims of a former driver name be prepared with the hardware of the moment; nil if they can be already,
@@ -107,12 +107,12 @@ func (g *gate) DropCDI(driver string) {
 // Ready reports whether the hardware can be used.
 func (g *gate) Ready() bool { return g.backend.Load().hardware != nil }
 
-// begin ends the wait for the start.
+// begin ends the wait of awaitStart.
 func (g *gate) begin() { g.once.Do(func() { close(g.begun) }) }
 
-// awaitStart waits, for a while, until it is known whether the hardware can be used. In a rolling update the kubelet asks the
-// new plugin as soon as that is registered, which takes less time than reading the hardware, and tries a refused pod again
-// only after seconds.
+// awaitStart waits, for a limited time, until it is known whether the hardware can be used. In a rolling update the kubelet calls
+// the new plugin as soon as it is registered, before it has read the hardware, and retries a refused pod only after
+// several seconds.
 func (g *gate) awaitStart(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -122,9 +122,9 @@ func (g *gate) awaitStart(ctx context.Context) {
 	}
 }
 
-// locate finds the GPU of a device on record. It returns nil if that GPU is gone, and all that was on it: the machine has
-// none at its address any more, or another one. A GPU that is there, or may be, and cannot be read is gpu.ErrUnreadable:
-// what was on it may still be, and stays on record.
+// locate finds the GPU of a recorded device. It returns nil if the GPU is gone, with everything on it: at its address the machine has
+// no GPU any more, or another one. A GPU that may be present but cannot be read is gpu.ErrUnreadable:
+// its partitions may still exist, so they stay on record.
 func locate(b *backend, d *records.Device) (*gpu.GPU, error) {
 	g := b.hardware.Node().Find(d.GPU)
 	switch {
@@ -137,20 +137,20 @@ func locate(b *backend, d *records.Device) (*gpu.GPU, error) {
 	}
 }
 
-// absent reports whether it is certain that the GPU of a device is gone.
+// absent reports whether a device's GPU is certainly gone.
 func absent(b *backend, device string) bool {
 	pci, err := gpu.ParseDeviceName(device)
 	return err == nil && b.hardware.Absent(pci)
 }
 
-// takenOut reports whether an error says that a GPU is no longer in the node, and its partitions and processes with it. One
-// that is lost or does not answer is not taken out.
+// takenOut reports whether an error says that a GPU was removed from the node, with its partitions and processes. A GPU
+// that is lost or does not answer was not removed.
 func takenOut(err error) bool {
 	return errors.Is(err, gpu.ErrAbsent) || errors.Is(err, gpu.ErrReplaced)
 }
 
-// explainMissing adds to an error that a claim cannot be planned whether the GPU of one of its devices is there and cannot
-// be read: then another pod on this node would not help, and waiting may.
+// explainMissing extends a planning error if the GPU of one of the claim's devices is present but cannot be read: another pod on this
+// node would not help then, but waiting may.
 func explainMissing(err error, claim *resourceapi.ResourceClaim, b *backend, id Identity) error {
 	if claim.Status.Allocation == nil {
 		return err
@@ -161,7 +161,7 @@ func explainMissing(err error, claim *resourceapi.ResourceClaim, b *backend, id 
 			b.hardware.Absent(pci) {
 			continue
 		}
-		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: what claims have on it stays on record, and is retried",
+		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: claims keep their devices on it, and preparation is retried",
 			r.Request, r.Device, pci, gpu.ErrUnreadable)
 	}
 	return err

@@ -13,16 +13,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// index mirrors the records on disk in memory, by the GPUs that they name, so that an overlap check costs the same with one
-// claim on the node or with hundreds. What it says of a GPU is true only while that GPU's lock is held.
+// index mirrors the records on disk in memory, by GPU, so that an overlap check costs the same with one
+// claim on the node or with hundreds. Its information about a GPU is valid only while that GPU's lock is held.
 type index struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]*records.Record
 	byGPU   map[string]map[types.UID]*records.Record
-	// changed is called at every change, see Options.OnAllocate; named with the driver name of each record.
+	// changed is called on every change, see Options.OnAllocate; named with the driver name of each record.
 	changed func()
 	named   func(driver string)
-	// waiting is closed at the next change; nil while nobody waits for one.
+	// waiting is closed at the next change; nil while no one waits for one.
 	waiting chan struct{}
 }
 
@@ -37,7 +37,7 @@ func (x *index) get(uid types.UID) *records.Record {
 	return x.byClaim[uid]
 }
 
-// look returns the record of a claim, or nil, and those of other claims on each of some GPUs.
+// look returns the record of a claim, or nil, and the records of other claims on each of the given GPUs.
 func (x *index) look(uid types.UID, gpus []string) (have *records.Record, others map[string]gpuRecords) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -48,14 +48,14 @@ func (x *index) look(uid types.UID, gpus []string) (have *records.Record, others
 	return x.byClaim[uid], others
 }
 
-// on returns the records on a GPU but that of one claim.
+// on returns the records on a GPU except that of one claim.
 func (x *index) on(gpuDevice string, but types.UID) gpuRecords {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.recordsOn(gpuDevice, but)
 }
 
-// recordsOn is on; the caller holds mu.
+// recordsOn implements on; the caller holds mu.
 func (x *index) recordsOn(gpuDevice string, but types.UID) gpuRecords {
 	all := make([]*records.Record, 0, len(x.byGPU[gpuDevice]))
 	for uid, r := range x.byGPU[gpuDevice] {
@@ -77,14 +77,14 @@ func (x *index) claims() []*records.Record {
 	return byUID(all)
 }
 
-// byUID sorts records.
+// byUID sorts records by claim UID.
 func byUID(all []*records.Record) []*records.Record {
 	slices.SortFunc(all, func(a, b *records.Record) int { return cmp.Compare(a.Claim.UID, b.Claim.UID) })
 	return all
 }
 
-// set enters a record in place of the claim's earlier one. One that says the same is no change: whoever reads records again and again
-// would wake others, and itself, for nothing.
+// set enters a record, replacing the claim's earlier one. An identical record is not a change: otherwise a caller that reads the records
+// repeatedly would wake others, and itself, for nothing.
 func (x *index) set(r *records.Record) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -102,8 +102,8 @@ func (x *index) set(r *records.Record) {
 	}
 }
 
-// undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
-// it, such as on an interval that is set.
+// undone notes that the devices of a record no longer exist although the record remains: no other claim may rely on
+// them, for example on the interval being set.
 func (x *index) undone(r *records.Record) {
 	if r.State == records.Prepared && len(r.InSpec()) > 0 {
 		left := r.Clone()
@@ -112,7 +112,7 @@ func (x *index) undone(r *records.Record) {
 	}
 }
 
-// removeIf removes a claim if its record is still the given one.
+// removeIf removes a claim's record if it is still the given one.
 func (x *index) removeIf(r *records.Record) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -121,7 +121,7 @@ func (x *index) removeIf(r *records.Record) {
 	}
 }
 
-// remove removes a claim.
+// remove removes a claim's record.
 func (x *index) remove(uid types.UID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -134,7 +134,7 @@ func (x *index) drop(uid types.UID) {
 	}
 }
 
-// unlink takes out the record of a claim, reports that to nobody, and returns it; nil if there is none.
+// unlink removes a claim's record without notification and returns it; nil if there is none.
 func (x *index) unlink(uid types.UID) *records.Record {
 	r := x.byClaim[uid]
 	if r == nil {
@@ -147,7 +147,7 @@ func (x *index) unlink(uid types.UID) *records.Record {
 	return r
 }
 
-// next is closed at the next change.
+// next returns a channel that is closed at the next change.
 func (x *index) next() <-chan struct{} {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -166,7 +166,7 @@ func (x *index) notify() {
 	}
 }
 
-// hasAll reports whether nothing has changed about these claims.
+// hasAll reports whether the records of all blockers are unchanged.
 func (x *index) hasAll(all []blocker) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// inject is the last step: it writes what container runtimes need, and that the claim is prepared. After an intent the record
-// comes last, as it says that all is there. Without one it comes first: a spec that nothing knows of would stay for ever, and
-// one that is missing is written again by intact.
+// inject is the last step: it writes the CDI spec, and the record of the prepared claim. After an intent the record
+// is written last, because it states that everything exists. Without an intent it is written first: a spec without a record would stay
+// forever, while a missing one is written again by intact.
 func (a *preparation) inject(ctx context.Context) ([]records.Device, error) {
 	done := a.toRecord()
 	if !a.intent {

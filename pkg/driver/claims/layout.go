@@ -15,15 +15,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// LayoutProblem is why a GPU is not partitioned as its policy wants.
+// LayoutProblem explains why a GPU is not partitioned according to its policy.
 type LayoutProblem struct {
-	// GPU is the name of its whole-GPU device.
+	// GPU is the name of the whole-GPU device.
 	GPU string
 	Err error
 }
 
-// KeepLayouts partitions GPUs as the policy wants them, as far as no allocation is in the way: it creates what is missing and
-// destroys what Cleave created and the policy no longer has. It can be repeated at any time.
+// KeepLayouts partitions GPUs according to the policy, except where allocations prevent it: it creates missing partitions and
+// destroys those that Cleave created and the policy no longer contains. It can be repeated at any time.
 func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	b := p.gate.backend.Load()
 	if b.hardware == nil || p.ledger.layouts.store == nil {
@@ -54,12 +54,12 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 	return p.layOut(ctx, b, g, offer)
 }
 
-// layOut is keepLayout; the caller holds the GPU's lock.
+// layOut implements keepLayout; the caller holds the GPU's lock.
 func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
 	name := g.PCI.DeviceName()
 	have := p.ledger.layout(name)
 	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
-		// Of another GPU that was here, or left to others by the policy: from now on it is unmanaged.
+		// The layout of a replaced GPU, or a policy that only uses existing partitions: the partitions are unmanaged from now on.
 		return p.ledger.layouts.write(&records.Layout{GPU: name})
 	}
 	all, err := b.hardware.Partitions(ctx, g)
@@ -82,8 +82,8 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 	return errors.Join(destroyErr, createErr)
 }
 
-// destroyExtra destroys what Cleave created on a GPU and the policy no longer has, or what a kill left incomplete, unless it
-// is allocated, and returns the partitions that are left.
+// destroyExtra destroys the partitions of a GPU that Cleave created and the policy no longer contains, and those left incomplete by a
+// kill, unless they are allocated. It returns the remaining partitions.
 func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
 	all []gpu.Partition) ([]gpu.Partition, error) {
 	name, taken := g.PCI.DeviceName(), takenPlaces{p.ledger}
@@ -108,7 +108,7 @@ func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, h
 	return left, errors.Join(errs...)
 }
 
-// createMissing creates what is missing of a layout. What it is about to create is on record before.
+// createMissing creates the missing partitions of a layout. They are recorded before they are created.
 func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
 	left []gpu.Partition) (created []gpu.Partition, err error) {
 	own := slices.DeleteFunc(slices.Clone(left), func(part gpu.Partition) bool { return !have.Has(part.Place()) })
@@ -137,15 +137,15 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 		}
 		errs = append(errs, err)
 		if errors.Is(err, gpu.ErrLeftBehind) {
-			own = append(own, part) // on record, so that the next attempt finds it
+			own = append(own, part) // recorded, so that the next attempt finds it
 		}
 	}
 	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...)), wanted))
 	return created, errors.Join(errs...)
 }
 
-// missing are the partitions of a layout that are not there and can be created now. Allocations are waited for; an unmanaged
-// partition is a problem.
+// missing returns the partitions of a layout that do not exist and can be created now. It skips places blocked by allocations; an
+// unmanaged partition in the way is an error.
 func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
 	name := g.PCI.DeviceName()
 	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
@@ -175,7 +175,7 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	return missing, errors.Join(errs...)
 }
 
-// describe says what an unclaimed partition is and what can be done about it.
+// describe describes an unclaimed partition for a message, with the remedy.
 func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
 	what := fmt.Sprintf("GPU instance %d at %d:%d", part.GI, part.Placement.Start, part.Placement.Size)
 	if p.ledger.layout(gpuDevice).Has(part.Place()) {
@@ -184,7 +184,7 @@ func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
 	return fmt.Sprintf("a partition that Cleave did not create (%s): destroy it, for instance with nvidia-smi mig -dgi", what)
 }
 
-// writeLayout makes it durable that what lies at places of a GPU was created by Cleave, and where its layout is.
+// writeLayout records the places of a GPU where Cleave created partitions, and the places that its layout offers.
 func (p *Partitions) writeLayout(g *gpu.GPU, places, offered []gpu.Place) error {
 	name := g.PCI.DeviceName()
 	err := p.ledger.layouts.write(&records.Layout{

@@ -188,7 +188,7 @@ func TestPrepare_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.lay(&policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	err := b.tryPrepare("a", b.name(0, 19, 6))
-	wantError(t, err, "has Cleave create none")
+	wantError(t, err, "by policy Cleave creates no partitions")
 	b.want(nil, nil, nil)
 }
 

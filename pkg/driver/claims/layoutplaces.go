@@ -9,17 +9,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// takenPlaces say which places of GPUs are allocated, by claims that are prepared or not.
+// takenPlaces reports which places of GPUs are allocated, to claims that are prepared or not.
 type takenPlaces struct{ *Ledger }
 
-// allocatedAt reports whether a claim has anything of a GPU where a partition lies or is to be.
+// allocatedAt reports whether a claim has a device that overlaps with a place.
 func (t takenPlaces) allocatedAt(gpuDevice string, at gpu.Place) bool {
 	want := extentAt(gpuDevice, at)
 	return t.recordedAt(gpuDevice, at) || len(t.allocated.unrecordedOn(gpuDevice).taking(want)) > 0
 }
 
-// allocatedInTheWay is allocatedAt for a partition that is to be created ahead of claims: one that was allocated just that
-// partition, and is yet to be prepared, gets it.
+// allocatedInTheWay is allocatedAt for a partition to create ahead of claims: a claim that was allocated exactly that
+// partition and is not prepared yet does not count, as it will get it.
 func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
 	want := extentAt(gpuDevice, at)
 	return t.recordedAt(gpuDevice, at) || slices.ContainsFunc(t.allocated.unrecordedOn(gpuDevice).all, func(r *records.Record) bool {
@@ -29,10 +29,10 @@ func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
 	})
 }
 
-// recordedAt reports whether a claim with a record has anything of a GPU where a partition is to be.
+// recordedAt reports whether a claim with a record has a device that overlaps with a place.
 func (t takenPlaces) recordedAt(gpuDevice string, at gpu.Place) bool {
 	return len(t.index.on(gpuDevice, "").taking(extentAt(gpuDevice, at))) > 0
 }
 
-// LayoutPlaces are those in which the layout of a GPU was offered last, in whatever boot.
+// LayoutPlaces returns the places in which the layout of a GPU was last offered, in any boot.
 func (p *Partitions) LayoutPlaces(g *gpu.GPU) []gpu.Place { return p.ledger.layouts.offered(g) }

@@ -17,17 +17,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// layouts are the partitions that Cleave has created ahead of claims, by the device name of their GPU. What they say of a GPU
-// is true only while its lock is held.
+// layouts are the partitions that Cleave has created ahead of claims, by the device name of their GPU. The entry of a GPU
+// is valid only while its lock is held.
 type layouts struct {
-	store *records.LayoutStore // nil where no layouts are kept
+	store *records.LayoutStore // nil if no layouts are kept
 	mu    sync.Mutex
 	byGPU map[string]*records.Layout
-	// latest are the layouts on record, of whatever boot.
+	// latest are the layouts on record, of any boot.
 	latest map[string]*records.Layout
 }
 
-// offered are the places in which a GPU's layout was offered last.
+// offered returns the places in which a GPU's layout was last offered.
 func (l *layouts) offered(g *gpu.GPU) []gpu.Place {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,7 +35,7 @@ func (l *layouts) offered(g *gpu.GPU) []gpu.Place {
 	switch {
 	case latest == nil || latest.UUID != g.UUID:
 		return nil
-	case latest.Offered == nil: // of a release that noted none
+	case latest.Offered == nil: // written by a release without Offered
 		return latest.Places
 	default:
 		return latest.Offered
@@ -56,7 +56,7 @@ func (l *layouts) put(gpuDevice string, layout *records.Layout) {
 	setOrDelete(&l.byGPU, gpuDevice, layout)
 }
 
-// putLatest enters the layout on record, of whatever boot, or removes it if it is nil.
+// putLatest enters the layout on record, of any boot, or removes it if it is nil.
 func (l *layouts) putLatest(gpuDevice string, layout *records.Layout) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,7 +74,7 @@ func setOrDelete(in *map[string]*records.Layout, gpuDevice string, layout *recor
 	(*in)[gpuDevice] = layout
 }
 
-// write makes a layout durable unless it is so already; one of nothing is removed. The caller holds the GPU's lock.
+// write makes a layout durable unless it is unchanged; an empty one is removed. The caller holds the GPU's lock.
 func (l *layouts) write(layout *records.Layout) error {
 	have, empty := l.get(layout.GPU), len(layout.Places)+len(layout.Offered) == 0
 	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
@@ -110,7 +110,7 @@ func (l *layouts) gpus() ([]string, error) {
 	return l.store.Names()
 }
 
-// load reads all layouts. What cannot be read is set aside: its partitions count as unmanaged, which are allocated where the
+// load reads all layouts and sets corrupt ones aside. Their partitions become unmanaged: they are allocated where the
 // policy has a place for them, and never destroyed.
 func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 	devices, err := l.gpus()
@@ -125,7 +125,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 		}
 		aside, err := l.store.SetAside(device)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Leaving a corrupt layout where it is")
+			klog.FromContext(ctx).Error(err, "Could not set aside a corrupt layout")
 			continue
 		}
 		if notify != nil {
@@ -135,8 +135,8 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 	}
 }
 
-// reload reads the layouts of some GPUs again: another process may have changed them. One of an earlier boot names nothing
-// that is there, but where the layout was.
+// reload reads the layouts of some GPUs again: another process may have changed them. The partitions of a layout of an earlier boot
+// no longer exist, but its places still count.
 func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 	if l.store == nil {
 		return
@@ -145,7 +145,7 @@ func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 		layout, err := l.store.Read(device)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Could not read the layout of a GPU")
-			continue // what memory knows of it is all there is
+			continue // keep the copy in memory
 		}
 		l.putLatest(device, layout)
 		if layout != nil && layout.BootID != bootID {
@@ -155,7 +155,7 @@ func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 	}
 }
 
-// sortedPlaces sorts places by their start, and has each once.
+// sortedPlaces sorts places by their start and removes duplicates.
 func sortedPlaces(places []gpu.Place) []gpu.Place {
 	slices.SortFunc(places, func(a, b gpu.Place) int {
 		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.ProfileID, b.ProfileID))

@@ -16,35 +16,35 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Ledger is what has been allocated and created on the node, under whatever driver names: records of claims and layouts of GPUs,
-// on disk and mirrored in memory, and the locks under which both may change.
+// Ledger holds the allocations and layouts of the node, under all driver names: records of claims and layouts of GPUs,
+// on disk and mirrored in memory, and the locks that guard both.
 type Ledger struct {
-	// id is of the chosen name, by which the node publishes.
+	// id belongs to the chosen name, under which the node publishes.
 	id     Identity
 	Names  *Names
 	bootID string
 	store  *records.Store
 	locks  *Locks
 	index  *index
-	// allocated is what claims have been allocated, recorded or not, as far as it is known.
+	// allocated are the known allocations, recorded or not.
 	allocated *allocations
 	corrupt   corruptRecords
 	layouts   layouts
 	sessions  sessions
-	// changing are the GPUs, by device, whose MIG mode is being changed: what is done for all GPUs leaves them out, as it would
+	// changing are the GPUs, by device name, whose MIG mode is being changed: operations on all GPUs skip them, as they would
 	// wait for their locks.
 	changing sync.Map
-	// changed is called when what Occupied returns may have changed, see Options.
+	// changed is called when the result of Occupied may have changed, see Options.
 	changed func()
 }
 
-// Records are what all claims have been allocated, in order of claim UID; they must not be changed.
+// Records returns the records of all claims, in order of claim UID; they must not be changed.
 func (l *Ledger) Records() []*records.Record { return l.index.claims() }
 
-// Record is the record of a claim, nil if it has none. It must not be changed.
+// Record returns the record of a claim, nil if it has none. It must not be changed.
 func (l *Ledger) Record(uid types.UID) *records.Record { return l.index.get(uid) }
 
-// Claim is the claim of a UID; one without a record has no name.
+// Claim identifies the claim of a UID; without a record, only by the UID.
 func (l *Ledger) Claim(uid types.UID) records.Claim {
 	if r := l.index.get(uid); r != nil {
 		return r.Claim
@@ -52,11 +52,11 @@ func (l *Ledger) Claim(uid types.UID) records.Claim {
 	return records.Claim{UID: uid}
 }
 
-// Allocations are what claims have been allocated, as far as it is known: Records and, after them, Unrecorded. They must not be
+// Allocations returns all known allocations: Records, followed by Unrecorded. They must not be
 // changed.
 func (l *Ledger) Allocations() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
 
-// Under keeps those of a list that are of a driver name.
+// Under filters records by driver name.
 func Under(driver string, all []*records.Record) []*records.Record {
 	return slices.DeleteFunc(all, func(r *records.Record) bool { return r.Driver != driver })
 }
@@ -67,8 +67,8 @@ func (l *Ledger) isChanging(device string) bool {
 	return changing
 }
 
-// corruptOn are the claims whose records were set aside and that may have something of a GPU: those that have been allocated
-// something of it, and those whose allocations are not known.
+// corruptOn returns the claims whose records were set aside and that may have devices of a GPU: their allocation includes
+// one, or is unknown.
 func (l *Ledger) corruptOn(gpuDevice string) []types.UID {
 	return slices.DeleteFunc(l.corrupt.all(), func(uid types.UID) bool {
 		r := l.allocated.get(uid)
@@ -81,21 +81,21 @@ func (l *Ledger) accountsFor(uid types.UID) bool {
 	return l.corrupt.has(uid) || l.index.get(uid) != nil
 }
 
-// Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
+// Unrecorded returns the known allocations of claims without a record, in order of claim UID.
 func (l *Ledger) Unrecorded() []*records.Record { return l.allocated.without(l.allocated.claims()) }
 
-// view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
+// view holds the allocations on the GPUs of a claim at one moment. It stays valid while their locks are held.
 type view struct {
-	// have is the claim's own record, others are those of other claims of its driver name, by GPU.
+	// have is the claim's own record, others are the records of other claims of its driver name, by GPU.
 	have   *records.Record
 	others map[string]gpuRecords
-	// known is what the claim was known to have been allocated before it was prepared; nil for nothing.
+	// known is the claim's allocation as known before it was prepared; nil for none.
 	known *records.Record
-	// conflicts are allocations under other driver names that are in the way, by GPU.
+	// conflicts are colliding allocations under other driver names, by GPU.
 	conflicts map[string][]conflict
 }
 
-// look takes the one look into the index that a Prepare under a driver name needs; the caller holds the GPUs' locks.
+// look reads the index once for a Prepare under a driver name; the caller holds the GPUs' locks.
 func (l *Ledger) look(uid types.UID, driver string, gpus []string) view {
 	v := view{conflicts: map[string][]conflict{}, known: l.allocated.get(uid)}
 	v.have, v.others = l.index.look(uid, gpus)
@@ -131,7 +131,7 @@ func (l *Ledger) remove(uid types.UID) error {
 	return nil
 }
 
-// layout returns the partitions of a GPU that were created ahead of claims in the driver's present session, or nil; it must
+// layout returns the partitions of a GPU that were created ahead of claims in the driver's current session, or nil; it must
 // not be changed.
 func (l *Ledger) layout(gpuDevice string) *records.Layout {
 	layout := l.layouts.get(gpuDevice)
@@ -141,7 +141,7 @@ func (l *Ledger) layout(gpuDevice string) *records.Layout {
 	return layout
 }
 
-// explainWrite adds what to do to the one write error that an admin can mend.
+// explainWrite adds the remedy to the one write error that an admin can fix.
 func explainWrite(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w: free space on the file system of %s; the claim is retried", err, dir)
@@ -154,11 +154,11 @@ type corruptRecords struct {
 	mu     sync.Mutex
 	uids   []types.UID
 	notify Notify
-	// copied are claims whose records are corrupt, and whose copies are used.
+	// copied are claims whose records are corrupt and whose copies are in use.
 	copied []types.UID
 }
 
-// noteCopy says that the copy of a record is used, once until it is repaired.
+// noteCopy reports that the copy of a record is in use, once until it is repaired.
 func (c *corruptRecords) noteCopy(ctx context.Context, uid types.UID, cause error) {
 	c.mu.Lock()
 	known := slices.Contains(c.copied, uid)
@@ -169,14 +169,14 @@ func (c *corruptRecords) noteCopy(ctx context.Context, uid types.UID, cause erro
 	if known {
 		return
 	}
-	klog.FromContext(ctx).Error(cause, "A claim record is corrupt, and its copy is used", "claimUID", uid)
+	klog.FromContext(ctx).Error(cause, "A claim record is corrupt; using its copy", "claimUID", uid)
 	if c.notify != nil {
-		c.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read, and its copy is used: %v. Look at the node's disk.",
+		c.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read; its copy is used: %v. Check the node's disk.",
 			uid, cause))
 	}
 }
 
-// takeCopied returns the claims whose records are known by their copies, and forgets them.
+// takeCopied returns the claims in copied and clears it.
 func (c *corruptRecords) takeCopied() []types.UID {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -344,7 +344,7 @@ func TestPrepare_ProcessLeftOfShare(t *testing.T) {
 			mustPrepare(t, b.Preparer, claim)
 			b.Reconcile(t.Context(), b.api) // the claim is gone
 			took, err := prepareIn(t, b.Preparer, b.claim("next", share))
-			if wantError(t, err, "it is prepared once other shares are given back"); took != releaseTimeout {
+			if wantError(t, err, "the claim is prepared once other shares are released"); took != releaseTimeout {
 				t.Errorf("%s: waited %s", kind, took)
 			}
 			b.processes = &podProcesses{} // it has ended

@@ -14,8 +14,8 @@ import (
 )
 
 // Load reads all records into memory: call it once, before the first Prepare. Records of an earlier boot are dropped,
-// since no container outlives a reboot and the kubelet prepares again what it restarts; that their claims are allocated what they
-// list holds until the API server was asked. Corrupt ones are set aside.
+// since no container outlives a reboot and the kubelet prepares the claims of restarted pods again; their devices count as
+// allocated until the API server has been asked. Corrupt records are set aside.
 func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	p.Ledger.corrupt.notify = notify
 	p.Ledger.store.OnCopy(func(uid types.UID, cause error) { p.Ledger.corrupt.noteCopy(ctx, uid, cause) })
@@ -28,14 +28,14 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		r, err := p.Ledger.store.Read(uid)
 		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 			if err := p.Ledger.setAside(ctx, uid, corrupt.Err); err != nil {
-				logger.Error(err, "Leaving a corrupt claim record where it is")
+				logger.Error(err, "Could not set aside a corrupt claim record")
 			}
 			continue
 		}
 		if err != nil {
 			logger.Error(err, "Setting aside a claim record that cannot be read", "claimUID", uid)
 			if err := p.Ledger.setAside(ctx, uid, err); err != nil {
-				logger.Error(err, "Leaving an unreadable claim record where it is")
+				logger.Error(err, "Could not set aside an unreadable claim record")
 			}
 			continue
 		}
@@ -46,7 +46,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.Ledger.bootID)
 			p.Ledger.allocated.enter(allocationOf(r))
 			if err := p.forget(r); err != nil {
-				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
+				logger.Error(err, "Could not remove a claim record of an earlier boot")
 			}
 			continue
 		}
@@ -63,13 +63,13 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	return nil
 }
 
-// missRecords finds claims that have a spec and no record, which is written before the spec and removed after it: as after a record was
-// set aside by a plugin that ended before it could ask the API server.
+// missRecords finds claims that have a spec but no record. A record is written before the spec and removed after it, so it was lost, for
+// example if a plugin set it aside and ended before it could ask the API server.
 func missRecords(ctx context.Context, l *Ledger, specs SpecRemover) {
 	logger := klog.FromContext(ctx)
 	uids, err := specs.Claims()
 	if err != nil {
-		logger.Error(err, "Claims whose records were lost are not looked for")
+		logger.Error(err, "Could not look for claims whose records were lost")
 	}
 	for _, uid := range uids {
 		if l.index.get(uid) != nil || l.corrupt.has(uid) {
@@ -78,12 +78,12 @@ func missRecords(ctx context.Context, l *Ledger, specs SpecRemover) {
 		if r, err := l.store.Read(uid); r != nil || err != nil {
 			continue // another plugin has written it since
 		}
-		logger.Info("A claim has a CDI spec and no record; its record is created again from the API server", "claimUID", uid)
+		logger.Info("A claim has a CDI spec but no record; creating its record again from the API server", "claimUID", uid)
 		l.corrupt.add(uid)
 	}
 }
 
-// setAside takes a corrupt record out of service, says so, and remembers the claim for the next Reconcile.
+// setAside moves a corrupt record aside, reports it, and marks the claim for the next Reconcile.
 func (l *Ledger) setAside(ctx context.Context, uid types.UID, cause error) error {
 	aside, err := l.store.SetAside(uid)
 	if err != nil {

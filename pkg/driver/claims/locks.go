@@ -16,13 +16,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// Locks are one lock per GPU that hold across goroutines and across processes: in a rolling update, two plugins serve
-// the same node concurrently. The files outlive their holders; the kernel releases a lock when its holder dies.
+// Locks are one lock per GPU, valid across goroutines and processes: during a rolling update, two plugins serve
+// the same node concurrently. The files outlive the processes that lock them; the kernel releases a lock when its process dies.
 //
-// Each file's content is the id of the process that held the lock last. So a process knows, without listing anything,
-// whether another one may have changed what is allocated of that GPU since it looked.
+// Each file contains the ID of the process that last held the lock. So a process knows, without listing anything,
+// whether another one may have changed the allocations on that GPU since it last checked.
 type Locks struct {
-	// dir has a file for each GPU. All plugins of a node share it, whatever their driver's name.
+	// dir has a file for each GPU. All plugins of a node share it, whatever their driver name.
 	dir  string
 	self []byte
 
@@ -30,17 +30,17 @@ type Locks struct {
 	byGPU map[string]*gpuLock
 }
 
-// gpuLock is the lock of one GPU. The semaphore is for goroutines, the file for processes; it guards all else.
+// gpuLock is the lock of one GPU. The semaphore is for goroutines and guards the other fields, the file is for processes.
 type gpuLock struct {
 	semaphore chan struct{}
 	file      *os.File
-	// stale: another process held the lock and nobody has looked yet at what it did.
+	// stale: another process held the lock, and its changes have not been read yet.
 	stale bool
 }
 
 const instanceIDSize = 16
 
-// OpenLocks uses the lock files in a directory, which it creates if need be.
+// OpenLocks uses the lock files in a directory, creating the directory if necessary.
 func OpenLocks(dir string) (*Locks, error) {
 	dir = filepath.Clean(dir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -51,14 +51,14 @@ func OpenLocks(dir string) (*Locks, error) {
 	return &Locks{dir: dir, self: self, byGPU: map[string]*gpuLock{}}, nil
 }
 
-// Held is a set of locks that are held.
+// Held is a set of locked GPUs.
 type Held struct {
 	locks []*gpuLock
-	// Stale: another process, or an earlier life of this one, held one of the locks in between.
+	// Stale: another process, or an earlier run of this one, held one of the locks in between.
 	Stale bool
 }
 
-// Acquire takes the locks of the named GPUs, in the order of names so that two callers cannot wait for each other.
+// Acquire locks the named GPUs, in order of their names so that two callers cannot deadlock.
 // It waits until ctx ends.
 func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
 	names = slices.Clone(names)
@@ -85,18 +85,18 @@ func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 	}
 	held.locks = append(held.locks, lock)
 	last := make([]byte, instanceIDSize)
-	n, _ := lock.file.ReadAt(last, 0) // a short file is a lock nobody held yet
+	n, _ := lock.file.ReadAt(last, 0) // a short file is a lock that was never held
 	if n != instanceIDSize || !slices.Equal(last, l.self) {
 		lock.stale = true
 		if _, err := lock.file.WriteAt(l.self, 0); err != nil {
-			return fmt.Errorf("write the holder's id: %w", err)
+			return fmt.Errorf("write the ID of the lock's owner: %w", err)
 		}
 	}
 	held.Stale = held.Stale || lock.stale
 	return nil
 }
 
-// Seen notes that the caller knows now what is allocated of the GPUs. Until then every Acquire reports Stale again.
+// Seen notes that the caller has read the allocations of the GPUs. Until then every Acquire reports Stale again.
 func (h *Held) Seen() {
 	for _, lock := range h.locks {
 		lock.stale = false
@@ -113,8 +113,8 @@ func (l *Locks) get(name string) *gpuLock {
 	return l.byGPU[name]
 }
 
-// flock locks the GPU's file; the caller holds the semaphore, which is given back when this fails: at once, or when nothing
-// waits in the kernel any more. A file that was deleted meanwhile locks nothing: whoever comes next creates a new one.
+// flock locks the GPU's file. The caller holds the semaphore, which is released on failure: immediately, or when no goroutine
+// waits in the kernel any more. A file that was deleted meanwhile locks nothing: the next caller creates a new one.
 func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 	for {
 		if g.file == nil {
@@ -130,12 +130,12 @@ func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 		if store.IsAt(g.file, path) {
 			return nil
 		}
-		_ = g.file.Close() // and its lock with it
+		_ = g.file.Close() // also releases its lock
 		g.file = nil
 	}
 }
 
-// giveUp gives the semaphore back once nothing waits in the kernel; nil for nothing.
+// giveUp releases the semaphore once no goroutine waits in the kernel; waiting is nil if none does.
 func (g *gpuLock) giveUp(waiting <-chan struct{}) {
 	if waiting == nil {
 		<-g.semaphore
@@ -147,8 +147,8 @@ func (g *gpuLock) giveUp(waiting <-chan struct{}) {
 	}()
 }
 
-// flockFile takes the lock of a file. While another process holds it, a goroutine waits in the kernel; should ctx end
-// first, that goroutine goes on to take the lock, gives it back at once, so none is ever held by nobody, and closes
+// flockFile locks a file. While another process holds the lock, a goroutine waits in the kernel; if ctx ends
+// first, that goroutine still takes the lock, but releases it immediately, so that it is never held without an owner, and closes
 // waiting.
 func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err error) {
 	err = store.Flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
@@ -168,11 +168,11 @@ func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err
 				_ = store.Flock(file, syscall.LOCK_UN)
 			}
 		}()
-		return ended, fmt.Errorf("another plugin process holds it: %w", ctx.Err())
+		return ended, fmt.Errorf("locked by another plugin process: %w", ctx.Err())
 	}
 }
 
-// Release gives the locks back, last taken first.
+// Release releases the locks in reverse order.
 func (h *Held) Release() {
 	for _, lock := range slices.Backward(h.locks) {
 		_ = store.Flock(lock.file, syscall.LOCK_UN)

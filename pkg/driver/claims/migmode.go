@@ -14,15 +14,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// inUseTimeout bounds how long a claim waits for clients, such as a monitoring agent between two looks, to close a GPU
-// that is to be partitioned or to be whole again; the kubelet waits 45 s for the whole call. inUseRetry is the time
+// inUseTimeout bounds how long a claim waits for clients, such as a polling monitoring agent, to close a GPU
+// whose MIG mode has to change; the kubelet waits 45 s for the whole call. inUseRetry is the time
 // between two attempts.
 const (
 	inUseTimeout = 35 * time.Second
 	inUseRetry   = 250 * time.Millisecond
 )
 
-// setModes gives the GPUs of devices the MIG modes that they need.
+// setModes sets the MIG modes that devices need on their GPUs.
 func setModes(ctx context.Context, b *backend, devices []device) error {
 	done := map[gpu.PCIAddress]bool{}
 	for i := range devices {
@@ -35,7 +35,7 @@ func setModes(ctx context.Context, b *backend, devices []device) error {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 		if d.shape.IsPartition() {
-			continue // it has no NVLinks
+			continue // partitions have no NVLinks
 		}
 		if err := b.hardware.AwaitFabric(ctx, d.shape.GPU); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
@@ -44,9 +44,9 @@ func setModes(ctx context.Context, b *backend, devices []device) error {
 	return nil
 }
 
-// setMode gives a GPU the MIG mode that a shape needs: on for partitions, off for the whole. Where a change needs a
-// reset, the mode found at discovery decided what the GPU offers, and there is nothing to change; nor is there where claims
-// get existing partitions only. It waits for clients until ctx ends.
+// setMode sets the MIG mode that a shape needs on its GPU: on for partitions, off for the whole GPU. If a change needs a
+// reset, the mode found at discovery has determined the offer, so there is nothing to change; nor is there if claims
+// only get existing partitions. It waits for clients until ctx ends.
 func setMode(ctx context.Context, b *backend, s gpu.Shape, offer *policy.Offer) error {
 	g := s.GPU
 	if !g.MIG.Capable || g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 ||
@@ -55,17 +55,17 @@ func setMode(ctx context.Context, b *backend, s gpu.Shape, offer *policy.Offer) 
 	}
 	err := whileInUse(ctx, b, g, func() error { return b.hardware.SetMIG(ctx, g.PCI, s.IsPartition()) })
 	if errors.Is(err, gpu.ErrPartitioned) {
-		// No claim has them: that was checked before.
-		return fmt.Errorf("%w: there are partitions that Cleave did not create: destroy them, for instance with nvidia-smi mig -dgi", err)
+		// They are not allocated: that was checked before.
+		return fmt.Errorf("%w: Cleave did not create these partitions: destroy them, for instance with nvidia-smi mig -dgi", err)
 	}
 	if errors.Is(err, gpu.ErrResetRequired) {
-		return fmt.Errorf("%w: what needs the other mode is no longer offered: delete the pod so that it is scheduled again", err)
+		return fmt.Errorf("%w: devices for the other MIG mode are no longer offered: delete the pod so that it is scheduled again", err)
 	}
 	return err
 }
 
-// createPatiently creates a partition and waits for clients of the GPU until ctx ends. On boards that need no reset the
-// driver may look for clients only when the first GPU instance is created, and take any mode change before
+// createPatiently creates a partition, waiting for clients of the GPU until ctx ends. On boards that need no reset the
+// driver may check for clients only when the first GPU instance is created, after accepting any mode change
 // (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c: kmigmgrSetMIGState, called for the first GPU instance, fails
 // with NV_ERR_STATE_IN_USE in kmigmgrDisableWatchdog).
 func createPatiently(ctx context.Context, b *backend, s gpu.Shape) (part gpu.Partition, err error) {
@@ -76,14 +76,14 @@ func createPatiently(ctx context.Context, b *backend, s gpu.Shape) (part gpu.Par
 	return part, err
 }
 
-// whileInUse repeats a change of a GPU that clients are in the way of, until it works, fails otherwise, or ctx ends.
+// whileInUse repeats a change of a GPU while clients block it, until it succeeds, fails for another reason, or ctx ends.
 func whileInUse(ctx context.Context, b *backend, g *gpu.GPU, change func() error) error {
 	tick := time.NewTicker(inUseRetry)
 	defer tick.Stop()
 	for {
 		err := change()
 		if !errors.Is(err, gpu.ErrInUse) || errors.Is(err, gpu.ErrLeftBehind) {
-			return err // what was left behind must go before another attempt
+			return err // leftovers must be removed before another attempt
 		}
 		select {
 		case <-ctx.Done():
@@ -93,8 +93,8 @@ func whileInUse(ctx context.Context, b *backend, g *gpu.GPU, change func() error
 	}
 }
 
-// LeaveMIGMode switches MIG mode off on GPUs that have no partition left, where the policy asks for it. A GPU that is in use
-// by a monitoring agent is left as it is until the next call: a claim for the whole GPU waits for the switch anyway. It
+// LeaveMIGMode switches MIG mode off on GPUs without partitions if the policy says so. A GPU that is in use
+// by a monitoring agent is left alone until the next call: a claim for the whole GPU waits for the switch anyway. It
 // can be repeated at any time.
 func (p *Partitions) LeaveMIGMode(ctx context.Context) {
 	b := p.gate.backend.Load()
@@ -117,7 +117,7 @@ func (p *Partitions) LeaveMIGMode(ctx context.Context) {
 	}
 }
 
-// idle reports whether no claim has anything of a GPU and no partition is known there.
+// idle reports whether no claim has a device of a GPU and no unclaimed partition of it is known.
 func (p *Partitions) idle(g *gpu.GPU) bool {
 	name := g.PCI.DeviceName()
 	return len(p.ledger.index.on(name, "").all) == 0 && len(p.unclaimed.of(name)) == 0
@@ -130,7 +130,7 @@ func (p *Partitions) leaveMIGMode(ctx context.Context, b *backend, g *gpu.GPU) e
 	}
 	defer held.Release()
 	if !p.idle(g) {
-		return nil // allocated since
+		return nil // allocated meanwhile
 	}
 	if err := b.hardware.SetMIG(ctx, g.PCI, false); err != nil {
 		return fmt.Errorf("switch MIG mode of %s off: %w", g.PCI.DeviceName(), err)

@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// load reads which changes were begun. One whose record cannot be read is finished, too: the GPU itself shows what is pending.
+// load reads the changes that were started. A change with a corrupt record is finished as well: the GPU itself shows the pending mode.
 func (m *Modes) load(ctx context.Context) error {
 	if m.ModeOptions == nil {
 		return nil
@@ -27,12 +27,12 @@ func (m *Modes) load(ctx context.Context) error {
 		change, err := m.Store.Read(device)
 		switch {
 		case err != nil:
-			logger.Error(err, "The record of a change of the MIG mode cannot be read: what is pending on the GPU is taken back", "gpu", device)
+			logger.Error(err, "The record of a MIG mode change cannot be read; a pending mode of the GPU will be reverted", "gpu", device)
 			m.note(device, true)
-		case change == nil: // gone just now
-		case change.BootID != m.ledger.bootID: // a reboot ends what is pending, and the persistence mode
+		case change == nil: // removed meanwhile
+		case change.BootID != m.ledger.bootID: // a reboot clears the pending mode and the persistence mode
 			if err := m.Store.Remove(device); err != nil {
-				logger.Error(err, "Leaving the record of a change of the MIG mode of an earlier boot where it is")
+				logger.Error(err, "Could not remove the record of a MIG mode change of an earlier boot")
 			}
 		default:
 			m.note(device, true)
@@ -41,16 +41,16 @@ func (m *Modes) load(ctx context.Context) error {
 	return nil
 }
 
-// leftOf is the record of a change of a GPU that was cut short in this boot; empty where there is none, and where it is corrupt:
-// then it is not known whether the persistence mode was on.
+// leftOf returns the record of a change of a GPU that was interrupted in this boot; empty if there is none, or if it is corrupt,
+// in which case the previous persistence mode is unknown.
 func (m *Modes) leftOf(ctx context.Context, g *gpu.GPU) (records.ModeChange, error) {
 	device := g.PCI.DeviceName()
 	left, err := m.Store.Read(device)
 	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-		klog.FromContext(ctx).Error(err, "The record of a change of the MIG mode is corrupt: the persistence mode stays as it is", "gpu", device)
+		klog.FromContext(ctx).Error(err, "The record of a MIG mode change is corrupt; leaving the persistence mode unchanged", "gpu", device)
 		return records.ModeChange{}, nil
 	}
-	if err != nil || left == nil || left.UUID != g.UUID || left.BootID != m.ledger.bootID { // of another GPU that was here
+	if err != nil || left == nil || left.UUID != g.UUID || left.BootID != m.ledger.bootID { // of a replaced GPU, or an earlier boot
 		return records.ModeChange{}, err
 	}
 	return *left, nil
@@ -67,7 +67,7 @@ func (m *Modes) note(device string, left bool) {
 	}
 }
 
-// write puts a change on record.
+// write records a change.
 func (m *Modes) write(change *records.ModeChange) error {
 	if err := m.Store.Write(change); err != nil {
 		return explainWrite(m.Store.Dir(), err)
@@ -76,7 +76,7 @@ func (m *Modes) write(change *records.ModeChange) error {
 	return nil
 }
 
-// done removes a change from the record.
+// done removes the record of a change.
 func (m *Modes) done(device string) error {
 	if err := m.Store.Remove(device); err != nil {
 		return err

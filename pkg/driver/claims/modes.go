@@ -17,7 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
-// ModeTool is what sets and resets a GPU that this process has closed.
+// ModeTool sets the mode of, and resets, a GPU that this process has closed.
 type ModeTool interface {
 	Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, error)
 	SetMode(ctx context.Context, pci gpu.PCIAddress, enable bool) (said string, err error)
@@ -25,37 +25,37 @@ type ModeTool interface {
 	Reset(ctx context.Context, pci gpu.PCIAddress) error
 }
 
-// ModeOptions are what changes of the MIG mode need.
+// ModeOptions are the dependencies of MIG mode changes.
 type ModeOptions struct {
-	// Store has the changes that were begun.
+	// Store has the changes that were started.
 	Store *records.ModeStore
 	Tool  ModeTool
-	// HasDRM reports whether the kernel module nvidia_drm has a GPU; nil for never.
+	// HasDRM reports whether the kernel module nvidia_drm uses a GPU; nil for never.
 	HasDRM func(g *gpu.GPU) bool
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
-	// Overtaken is called after a change with the claims that were allocated something of the GPU too late to be seen before it:
-	// they cannot be prepared. Nil for nobody.
+	// Overtaken is called after a change with the claims that were allocated devices of the GPU too late to be noticed before it:
+	// they cannot be prepared. May be nil.
 	Overtaken func(g *gpu.GPU, claims []records.Claim)
 }
 
 // Modes changes the MIG mode of GPUs that need a reset for it.
 //
-// A change is on record before the GPU is touched, and the record goes when the GPU is in either mode, nothing is pending, and
-// its persistence mode is as it was. A crash in between leaves the record: the GPU is in one of the two modes, is offered as
-// such, and the next change begins with what is left.
+// A change is recorded before the GPU is touched; the record is removed when the GPU is in either mode, no mode is pending, and
+// its persistence mode is restored. A crash in between leaves the record: the GPU is in one of the two modes, is offered
+// accordingly, and the next change starts by finishing the interrupted one.
 type Modes struct {
-	*ModeOptions // nil where no mode is changed
+	*ModeOptions // nil if modes are not changed
 	ledger       *Ledger
 	gate         *gate
 	partitions   *Partitions
 
 	mu sync.Mutex
-	// left are the GPUs with a change on record.
+	// left are the GPUs with a recorded change.
 	left map[string]bool
 }
 
-// Left are the devices of GPUs whose change was begun and has not ended.
+// Left returns the devices of GPUs with an unfinished change.
 func (m *Modes) Left() map[string]bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,8 +66,8 @@ func (m *Modes) Left() map[string]bool {
 	return left
 }
 
-// Begin begins the change of a GPU's mode, or finishes an earlier one where the GPU is in the mode already. From now on the GPU
-// is left out of what Partitions does for all GPUs, until the function returns that does it.
+// Begin prepares the change of a GPU's mode, or the completion of an earlier change if the GPU is in that mode already; run performs
+// it. Until run returns, Partitions skips the GPU in operations on all GPUs.
 func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context) error) {
 	changing := &m.ledger.changing
 	changing.Store(device, true)
@@ -87,7 +87,7 @@ func (m *Modes) change(ctx context.Context, device string, enable bool) error {
 	return err
 }
 
-// changeLocked is change while nobody else uses the GPU. It reports whether the GPU has come to be in the mode.
+// changeLocked implements change with the GPU locked. It reports whether the GPU has changed to the mode.
 func (m *Modes) changeLocked(ctx context.Context, device string, enable bool) (changed bool, err error) {
 	b := m.gate.backend.Load()
 	if b.hardware == nil {
@@ -126,12 +126,12 @@ func (m *Modes) changeLocked(ctx context.Context, device string, enable bool) (c
 	if err := m.write(change); err != nil {
 		return false, err
 	}
-	err = m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill cuts it short
+	err = m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill interrupts it
 	now := b.hardware.Node().Find(device)
 	return now != nil && now.MIG.Enabled == enable, err
 }
 
-// settle finishes a change that was cut short, of a GPU that is in the mode it is to have. Should it be in the other one by itself,
+// settle finishes an interrupted change of a GPU that is in the desired mode. If the GPU has changed its mode by itself,
 // it is read again.
 func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records.ModeChange) error {
 	state, err := m.takeBack(ctx, g, left.Persistence)
@@ -139,7 +139,7 @@ func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records
 		return err
 	}
 	if state.Current != g.MIG.Enabled {
-		klog.FromContext(ctx).Info("A GPU is in another MIG mode than it was read in: reading it again", "gpu", g.PCI.DeviceName(),
+		klog.FromContext(ctx).Info("The MIG mode of a GPU has changed since it was read; reading it again", "gpu", g.PCI.DeviceName(),
 			"enabled", state.Current)
 		if err := b.hardware.Retake(ctx, g.PCI); err != nil {
 			return err
@@ -148,14 +148,14 @@ func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records
 	return m.done(g.PCI.DeviceName())
 }
 
-// perform changes the mode of a GPU that nothing uses; the change is on record. If it fails, the mode is what it was.
+// perform changes the mode of an idle GPU; the change is already recorded. If it fails, the mode is unchanged.
 func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, change *records.ModeChange) error {
-	klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which takes a reset", "gpu", change.GPU, "uuid", g.UUID,
+	klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", change.GPU, "uuid", g.UUID,
 		"enable", change.Enable)
 	if err := b.hardware.Release(ctx, g.PCI); err != nil {
 		return errors.Join(err, m.done(change.GPU))
 	}
-	// Once more, as late as can be: a scheduler may have decided before it saw that the devices are withdrawn.
+	// Check again, as late as possible: the scheduler may have decided before it saw that the devices are withdrawn.
 	failed := m.checkUnprepared(ctx, change.GPU)
 	if failed == nil {
 		failed = m.reset(ctx, g, change)
@@ -168,7 +168,7 @@ func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, change *rec
 	return errors.Join(failed, restored)
 }
 
-// reset sets the mode of a GPU that this process has closed and resets it, unless the driver has done so by itself.
+// reset sets the mode of a GPU that this process has closed, and resets it unless the driver has already applied the mode.
 func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
 	if change.Persistence {
 		if err := m.Tool.SetPersistence(ctx, g.PCI, false); err != nil {
@@ -195,8 +195,8 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 	return fmt.Errorf("the GPU reset succeeded but the MIG mode did not change: %w%s", gpu.ErrResetRequired, printed(said))
 }
 
-// takeBack ends a mode that is pending, switches the persistence mode on where it is to be, and makes sure of both. It returns the
-// state that the GPU is in after that.
+// takeBack reverts a pending mode, switches the persistence mode on if required, and verifies both. It returns the resulting
+// state of the GPU.
 func (m *Modes) takeBack(ctx context.Context, g *gpu.GPU, persistence bool) (smi.State, error) {
 	state, err := m.Tool.Query(ctx, g.PCI)
 	if err != nil {
@@ -221,15 +221,15 @@ func (m *Modes) takeBack(ctx context.Context, g *gpu.GPU, persistence bool) (smi
 		return state, err
 	}
 	if state.Pending != state.Current {
-		return state, fmt.Errorf("nvidia-smi set the MIG mode back, and it is pending still: %w%s", gpu.ErrResetRequired, printed(said))
+		return state, fmt.Errorf("nvidia-smi reverted the MIG mode, but a change is still pending: %w%s", gpu.ErrResetRequired, printed(said))
 	}
 	if persistence && !state.Persistence {
-		return state, errors.New("nvidia-smi switched the persistence mode on, and it is off still")
+		return state, errors.New("nvidia-smi switched the persistence mode on, but it is still off")
 	}
 	return state, nil
 }
 
-// printed ends an error with what nvidia-smi said of a mode, such as why it is pending.
+// printed returns the end of an error: the output of nvidia-smi about a mode, such as why it is pending.
 func printed(said string) string {
 	if said == "" {
 		return ""

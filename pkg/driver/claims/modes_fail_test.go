@@ -26,8 +26,8 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 		state     gpuState
 		overtaken []string
 	}{
-		"before":             {1, "which is yet to be prepared", outOfMIG, nil},
-		"while it is closed": {2, "which is yet to be prepared", outOfMIG, nil},
+		"before":             {1, "which is not prepared yet", outOfMIG, nil},
+		"while it is closed": {2, "which is not prepared yet", outOfMIG, nil},
 		"during the reset":   {3, "", inMIG, []string{"ns/claim-late (late)"}},
 		"afterwards":         {4, "", inMIG, nil},
 	} {
@@ -115,12 +115,12 @@ func TestModes_NotTakenBack(t *testing.T) {
 	b.setPending(0)
 	b.Modes.note(b.name(0), true)
 	b.wants[0] = false
-	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), "is pending still") {
+	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), "is still pending") {
 		t.Errorf("got %v, want that the mode is pending", err)
 	}
 	b.wantMode(0, gpuState{Pending: true, Left: true})
 	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(1), UUID: b.session.Node().GPUs[1].UUID, Persistence: true}))
-	wantError(t, b.change(1), "it is off still")
+	wantError(t, b.change(1), "it is still off")
 	b.wantMode(1, gpuState{Left: true})
 }
 

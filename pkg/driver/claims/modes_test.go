@@ -205,7 +205,7 @@ func TestModes_InUse(t *testing.T) {
 		use  func(b *modeBed)
 		want string
 	}{
-		"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is yet to be prepared"},
+		"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet"},
 		"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)"},
 		"process": {func(b *modeBed) {
 			_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})

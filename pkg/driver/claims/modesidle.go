@@ -17,20 +17,20 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// yielding are programs that have GPUs open and are no reason to wait, by their names in /proc/PID/comm, which has 15 bytes:
+// yielding are programs that may keep a GPU open, by their names in /proc/PID/comm, which has 15 bytes:
 // nvidia-persistenced closes a GPU when its persistence mode is switched off (NVIDIA/NVSentinel#1692), and on NVSwitch systems
 // with A100 "Fabric Manager is required to facilitate reset" (nvidia-smi's manual, --gpu-reset).
 var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
 
 const (
-	// listTimeout bounds the question which claims have a GPU.
+	// listTimeout bounds listing the claims of a GPU.
 	listTimeout = 10 * time.Second
-	// mostOvertaken is how many claims are named that a change has overtaken: shares of a GPU are at most as many.
+	// mostOvertaken bounds the number of overtaken claims to report, which is the maximum number of shares of a GPU.
 	mostOvertaken = 100
 )
 
-// checkIdle fails unless no claim and no process has a GPU and nothing is on it; the caller holds its lock. What Cleave created
-// ahead of claims, and the policy no longer has, is destroyed.
+// checkIdle fails unless no claim or process uses a GPU and it has no partitions; the caller holds its lock. Partitions that Cleave
+// created ahead of claims and the policy no longer contains are destroyed.
 func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	device := g.PCI.DeviceName()
 	var names []string
@@ -61,8 +61,8 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	if len(pids) > 0 {
 		return fmt.Errorf("%w by processes %v%s", gpu.ErrInUse, pids, describeHolders(holders))
 	}
-	if err != nil { // then the driver says whether others use it
-		klog.FromContext(ctx).V(4).Info("Not all that have a GPU open can be seen", "gpu", device, "reason", err.Error())
+	if err != nil { // the driver then reports whether others use it
+		klog.FromContext(ctx).V(4).Info("Cannot see all processes that have a GPU open", "gpu", device, "reason", err.Error())
 	}
 	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
 	if len(holders) > 0 {
@@ -71,19 +71,19 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	return nil
 }
 
-// checkUnprepared fails if a claim was allocated something of a GPU and is yet to be prepared: nobody else knows of it.
+// checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it.
 func (m *Modes) checkUnprepared(ctx context.Context, device string) error {
 	found, err := m.unprepared(ctx, device, 1)
 	if err != nil {
-		return fmt.Errorf("list the claims that may have it: %w", err)
+		return fmt.Errorf("list the claims that may be allocated it: %w", err)
 	}
 	if len(found) > 0 {
-		return fmt.Errorf("it is allocated to claim %s, which is yet to be prepared: %w", found[0], gpu.ErrInUse)
+		return fmt.Errorf("it is allocated to claim %s, which is not prepared yet: %w", found[0], gpu.ErrInUse)
 	}
 	return nil
 }
 
-// unprepared are the first claims of the API server, up to a number, that were allocated something of a GPU and have no record.
+// unprepared lists claims of the API server, at most a given number, that are allocated a device of a GPU and have no record.
 func (m *Modes) unprepared(ctx context.Context, device string, most int) (found []records.Claim, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -97,25 +97,25 @@ func (m *Modes) unprepared(ctx context.Context, device string, most int) (found 
 	return found, err
 }
 
-// reportOvertaken reports the claims whose device went with the mode: the scheduler decided on them so late that they were not to be
-// seen before.
+// reportOvertaken reports the claims whose device disappeared with the mode: the scheduler decided too late for the earlier
+// checks to see them.
 func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool) {
 	claims, err := m.unprepared(ctx, device, mostOvertaken)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Whether claims were allocated a GPU while its MIG mode changed cannot be found out", "gpu", device)
+		klog.FromContext(ctx).Error(err, "Cannot determine whether claims were allocated a GPU while its MIG mode changed", "gpu", device)
 		return
 	}
 	if len(claims) == 0 {
 		return
 	}
-	klog.FromContext(ctx).Info("Claims were allocated a GPU while its MIG mode changed, and cannot be prepared", "gpu", device,
+	klog.FromContext(ctx).Info("Claims were allocated a GPU while its MIG mode changed; they cannot be prepared", "gpu", device,
 		"enabled", enabled, "claims", claims)
 	if g := m.gate.backend.Load().hardware.Node().Find(device); g != nil && m.Overtaken != nil {
 		m.Overtaken(g, claims)
 	}
 }
 
-// checkPartitions fails if there are partitions on a GPU that Cleave did not create, or that are in use.
+// checkPartitions fails if a GPU has partitions that Cleave did not create, or that are in use.
 func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU) error {
 	device := g.PCI.DeviceName()
 	if m.ledger.layout(device) != nil {

@@ -15,28 +15,28 @@ import (
 )
 
 // A node's GPUs may be allocated under more than one driver name: after a change of --driver-name, claims of the former name keep
-// their devices until their pods end. One ledger has the claims of all names. Devices allocated under one name are not allocated
-// under another, since the scheduler counts each name alone.
+// their devices until their pods end. One ledger holds the claims of all names. Devices allocated under one name are not allocated
+// under another, since the scheduler counts each name separately.
 
 // Names are the driver names under which GPUs of the node are allocated.
 type Names struct {
-	// id is of the chosen name, by which the node publishes.
+	// id belongs to the chosen name, under which the node publishes.
 	id     Identity
 	mu     sync.Mutex
 	former []string // sorted
 }
 
-// all are the names, the chosen one first.
+// all returns the names, the chosen one first.
 func (n *Names) all() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]string{n.id.Driver}, n.former...)
 }
 
-// Former are the names but for the chosen one, sorted: those that were added, and those of claims with a record.
+// Former returns the names other than the chosen one, sorted: those that were added, and those of claims with a record.
 func (n *Names) Former() []string { return n.all()[1:] }
 
-// Add has claims count that are allocated GPUs of the node under a former name.
+// Add includes the claims that are allocated GPUs of the node under a former name.
 func (n *Names) Add(driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -45,14 +45,14 @@ func (n *Names) Add(driver string) {
 	}
 }
 
-// Remove undoes Add, once nothing is allocated under the name any more.
+// Remove reverts Add, once nothing is allocated under the name any more.
 func (n *Names) Remove(driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.former = slices.DeleteFunc(slices.Clone(n.former), func(name string) bool { return name == driver })
 }
 
-// identity is the node's part of allocations under a name.
+// identity returns the node's identity in allocations under a name.
 func (n *Names) identity(driver string) Identity { return Identity{Driver: driver, Pool: n.id.Pool} }
 
 // of returns the name under which a claim is allocated a device of the node: the chosen one before others, which may be another
@@ -71,9 +71,9 @@ func (n *Names) of(claim *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// precedes decides between two claims of one GPU that were allocated under two names, neither of them prepared: if each waited for
-// the other, neither would ever be. A former name precedes the chosen one: its allocations end, and keep others from being made.
-// Whichever claim is prepared first keeps the other waiting by its record.
+// precedes decides between two unprepared claims of one GPU that were allocated under two names: otherwise each would wait for
+// the other forever. A former name precedes the chosen one: its allocations only end, while they block new ones.
+// The claim that is prepared first blocks the other by its record.
 func (n *Names) precedes(a, b string) bool {
 	if chosen := n.id.Driver; (a == chosen) != (b == chosen) {
 		return b == chosen
@@ -90,13 +90,13 @@ type Named struct {
 // Named serves the claims of a driver name: the chosen one, or a former one.
 func (p *Preparer) Named(driver string) Named { return Named{p, p.Ledger.Names.identity(driver)} }
 
-// Driver is the name.
+// Driver returns the name.
 func (p Named) Driver() string { return p.id.Driver }
 
-// Records are those of the name's claims, in order of claim UID; they must not be changed.
+// Records returns the records of the name's claims, in order of claim UID; they must not be changed.
 func (p Named) Records() []*records.Record { return Under(p.id.Driver, p.Ledger.index.claims()) }
 
-// Record is the record of a claim of the name, nil if it has none. It must not be changed.
+// Record returns the record of a claim of the name, nil if it has none. It must not be changed.
 func (p Named) Record(uid types.UID) *records.Record {
 	if r := p.Ledger.index.get(uid); r != nil && r.Driver == p.id.Driver {
 		return r
@@ -119,13 +119,13 @@ type conflict struct {
 	extent
 	driver string
 	claim  records.Claim
-	// waits: the claim has no record, and is prepared only once what it collides with is free.
+	// waits: the claim has no record, and is prepared only once the devices it collides with are free.
 	waits bool
 }
 
 func (c *conflict) String() string { return fmt.Sprintf("claim %s of driver %s", c.claim, c.driver) }
 
-// conflicts are the devices of a GPU that are allocated under other driver names than one: records first, by claim UID.
+// conflicts returns the devices of a GPU that are allocated under other driver names: records first, by claim UID.
 func (l *Ledger) conflicts(gpuDevice, driver string) []conflict {
 	var all []conflict
 	for _, x := range []*index{l.index, l.allocated.index} {
@@ -141,7 +141,7 @@ func (l *Ledger) conflicts(gpuDevice, driver string) []conflict {
 	return all
 }
 
-// conflictWith returns the first that leaves no room for a device, or nil.
+// conflictWith returns the first conflict that collides with a device, or nil.
 func conflictWith(all []conflict, want extent) *conflict {
 	i := slices.IndexFunc(all, func(c conflict) bool { return c.collides(want) })
 	if i < 0 {

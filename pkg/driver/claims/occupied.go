@@ -9,21 +9,21 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-// occupancy is what is known of a GPU at one moment, for the question which of its devices can be allocated.
+// occupancy is the state of a GPU at one moment, used to decide which of its devices can be allocated.
 type occupancy struct {
 	offer     *policy.Offer
 	records   gpuRecords
 	conflicts []conflict
-	// unclaimed are its partitions that were created for no claim, claimed those of claims.
+	// unclaimed are its partitions that were not created for claims, claimed those that were.
 	unclaimed, claimed []gpu.Partition
-	// refused reports whether the driver creates no partition in a place.
+	// refused reports whether the driver refuses to create a partition in a place.
 	refused func(gpu.Place) bool
-	// others are the partitions that neither a claim of this driver name has nor its scheduler knows of.
+	// others are the partitions that do not belong to claims of this driver name, and that its scheduler does not know of.
 	others []gpu.Shape
 }
 
-// Occupied lists the devices, by name, that cannot be allocated though they are not: an unclaimed partition is in their place
-// or has their engines, one that a claim gave back cannot be destroyed yet, one of a layout has not been created yet, or the driver
+// Occupied lists the devices, by name, that cannot be allocated although no claim has them: an unclaimed partition is in their place
+// or uses their engines, a released partition cannot be destroyed yet, a partition of a layout has not been created yet, or the driver
 // has refused to create one.
 func (p *Partitions) Occupied() []string {
 	b := p.gate.backend.Load()
@@ -55,7 +55,7 @@ func (p *Partitions) occupancyOf(g *gpu.GPU, offer *policy.Offer) occupancy {
 	return o
 }
 
-// placesOfConflicts are the partitions among conflicts, each place once.
+// placesOfConflicts returns the partitions among conflicts, without duplicates.
 func placesOfConflicts(all []conflict) []gpu.Partition {
 	var parts []gpu.Partition
 	for _, c := range all {
@@ -69,7 +69,7 @@ func placesOfConflicts(all []conflict) []gpu.Partition {
 	return parts
 }
 
-// occupied is Occupied for one shape.
+// occupied implements Occupied for one shape.
 func (o *occupancy) occupied(s gpu.Shape) bool {
 	want := extentOfShape(s)
 	lies := occupantOf(o.unclaimed, o.offer, want)
@@ -87,7 +87,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	return missing || !s.FitsAlongside(o.others)
 }
 
-// shapesOf are partitions of a GPU as shapes; one of a profile that the GPU does not name is left out.
+// shapesOf converts partitions of a GPU to shapes; it skips profiles that the GPU does not list.
 func shapesOf(g *gpu.GPU, parts []gpu.Partition) []gpu.Shape {
 	var shapes []gpu.Shape
 	for _, p := range parts {

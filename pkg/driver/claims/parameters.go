@@ -15,14 +15,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// config is one opaque configuration of ours.
+// config is one opaque configuration for this driver.
 type config struct {
 	source   resourceapi.DeviceAllocationConfiguration
 	position int
 	params   *parameters.Parameters
 }
 
-// rank puts the DeviceClass's before the claim's own.
+// rank orders the DeviceClass's configurations before the claim's own.
 func (c *config) rank() int {
 	if c.source.Source == resourceapi.AllocationConfigSourceClass {
 		return 0
@@ -34,10 +34,10 @@ func (c *config) describe() string {
 	return fmt.Sprintf("opaque configuration %d (%s)", c.position, describeSource(c.source))
 }
 
-// configs are those of a claim that are ours: the DeviceClass's first, the claim's own after.
+// configs are a claim's opaque configurations for this driver: the DeviceClass's first, then the claim's own.
 type configs []config
 
-// decodeConfigs refuses parameters that cannot be honoured.
+// decodeConfigs rejects parameters that cannot be honoured.
 func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver string) (configs, error) {
 	var ours configs
 	for i, source := range all {
@@ -51,11 +51,11 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 		}
 		ours = append(ours, c)
 	}
-	slices.SortStableFunc(ours, func(a, b config) int { return a.rank() - b.rank() }) // the API promises no order
+	slices.SortStableFunc(ours, func(a, b config) int { return a.rank() - b.rank() }) // the API guarantees no order
 	return ours, nil
 }
 
-// of returns the last one that is for a device, as it has precedence; nil if there is none.
+// of returns the last configuration for a device, which takes precedence; nil if there is none.
 func (cs configs) of(d device) *config {
 	for _, c := range slices.Backward(cs) {
 		requests := c.source.Requests
@@ -69,7 +69,7 @@ func (cs configs) of(d device) *config {
 	return nil
 }
 
-// checkTier refuses parameters for another kind of device than the one that was allocated.
+// checkTier rejects parameters for a different kind of device than the allocated one.
 func checkTier(s gpu.Shape, c *config) error {
 	if c == nil {
 		return nil
@@ -90,16 +90,16 @@ func checkTier(s gpu.Shape, c *config) error {
 	return nil
 }
 
-// typeOf is the type of a device as it is published.
+// typeOf returns the published type of a device.
 func typeOf(s gpu.Shape) string { return string(s.Type()) }
 
-// suits reports whether parameters that name no request are for a device. Those for exclusive devices are for devices of
-// their type and pass over others, as they do with NVIDIA's driver; those for shares are for all.
+// suits reports whether parameters that name no request apply to a device. Those for exclusive devices apply to devices of
+// their type and skip others, as with NVIDIA's driver; those for shares apply to all.
 func (c *config) suits(s gpu.Shape) bool {
 	return !c.params.Exclusive() || c.params.ExclusiveOf == typeOf(s)
 }
 
-// checkKind refuses parameters for another type of exclusive device than the device's.
+// checkKind rejects parameters for a different type of exclusive device.
 func checkKind(s gpu.Shape, c *config) error {
 	want, kind := parameters.ExclusiveKind(typeOf(s)), c.params.Kind
 	switch {
@@ -114,8 +114,8 @@ func checkKind(s gpu.Shape, c *config) error {
 	}
 }
 
-// checkKinds refuses parameters for exclusive devices that fit none of a claim's devices. Prepare cannot rely on the requests that an
-// entry names: the scheduler of Kubernetes 1.37 clears them in the allocation where they are all of the claim
+// checkKinds rejects parameters for exclusive devices that apply to none of a claim's devices. Prepare cannot rely on the requests that an
+// entry names: the scheduler of Kubernetes 1.37 clears them in the allocation if they are all of the claim's requests
 // (k8s.io/dynamic-resource-allocation, structured, "If a config applies to all requests, clear its Requests field").
 func (cs configs) checkKinds(devices []device, alternatives bool) error {
 	if alternatives {
@@ -133,7 +133,7 @@ func (cs configs) checkKinds(devices []device, alternatives bool) error {
 	return nil
 }
 
-// describeSource says where an author finds the configuration.
+// describeSource tells the author of a configuration where it is.
 func describeSource(c resourceapi.DeviceAllocationConfiguration) string {
 	where := "from the claim"
 	if c.Source == resourceapi.AllocationConfigSourceClass {

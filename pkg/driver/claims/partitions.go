@@ -16,8 +16,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Partitions creates and destroys partitions: for claims, and ahead of them as layouts of the policy. It knows those that are
-// neither, which are never touched.
+// Partitions creates and destroys partitions: for claims, and ahead of them as layouts of the policy. It also tracks unmanaged
+// partitions, which it never touches.
 type Partitions struct {
 	ledger    *Ledger
 	gate      *gate
@@ -25,10 +25,10 @@ type Partitions struct {
 	refused   refused
 }
 
-// place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a
-// partition that other claims share, or one that the policy has claims get. Nothing else may be there: what is found in a
-// claim's place after a crash counts as its own. A claim whose record was lost takes over
-// what lies there; lost is the driver session that its spec notes of a device, nil for other claims.
+// place checks the exact place of a device's partition, and assigns an existing partition to the device: one that other claims
+// share, or one that the policy offers. No other partition may be there: one found in a
+// claim's place after a crash counts as the claim's. A claim whose record was lost takes over
+// the partition found there; lost returns the driver session that its spec records for a device, and is nil for other claims.
 func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords,
 	lost func(device string) (session string)) error {
 	if !d.shape.IsPartition() || d.admin {
@@ -48,13 +48,13 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case shared != nil && whole && found.UUID == shared.UUID:
 		d.partition = shared
 	case shared != nil:
-		return fmt.Errorf("partition %s is gone though claims share it: it was destroyed outside of Cleave; "+
-			"delete their pods, and it is created again", d.name)
+		return fmt.Errorf("partition %s is gone although claims share it: it was destroyed outside of Cleave;  "+
+			"delete their pods to have it created again", d.name)
 	case offered && whole:
 		found.Existing = true
 		d.partition = found
 	case d.offer.PartitionMode() == policy.Existing:
-		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: "+
+		return fmt.Errorf("partition %s is gone, and by policy Cleave creates no partitions on GPU %s: "+
 			"create it again, for instance with nvidia-smi mig -cgi, or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
 	case lost != nil && whole:
 		p.takeOver(ctx, d, found, lost(d.name))
@@ -65,21 +65,21 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	return nil
 }
 
-// takeOver gives a device the partition of a claim whose record was lost. It is the claim's own if nobody else can have created it since
-// the claim did: in the GPU's first session of the driver, or in the one that the claim's spec notes.
+// takeOver gives a device the partition of a claim whose record was lost. The claim owns it if no one else can have created it since
+// the claim did: in the GPU's first session of the driver, or in the session that the claim's spec records.
 func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partition, noted string) {
 	name := d.gpu
 	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.name, "uuid", found.UUID)
 	if session := p.ledger.sessions.of(name); p.ledger.sessions.unbroken(name) || session == noted {
 		p.unclaimed.remove(name, *found)
 	} else {
-		found.Existing = true // it may be someone else's, created since: the claim has it, and it is never destroyed
+		found.Existing = true // it may have been created since by someone else: the claim uses it, but it is never destroyed
 	}
 	d.partition = found
 }
 
-// create creates the partition of a device that has none yet. A device with admin access gets the partition that a claim has
-// there. before are the devices of the same preparation that have theirs. Clients of the GPU are waited for until ctx ends.
+// create creates a device's partition unless it has one. A device with admin access gets the partition that a claim has
+// there. before are the earlier devices of the same preparation. Clients of the GPU are waited for until ctx ends.
 func (p *Partitions) create(ctx context.Context, b *backend, d *device, before []device, others gpuRecords) error {
 	if !d.shape.IsPartition() || d.partition != nil {
 		return nil
@@ -113,9 +113,9 @@ func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record)
 	return errors.Join(errs...)
 }
 
-// destroyOne destroys one partition of a record. Of a record that is Preparing nobody knows which partitions were created
-// before the plugin was killed: what lies exactly where one was to be is it. That cannot be unmanaged, as places that others
-// occupy are refused before.
+// destroyOne destroys one partition of a record. For a record that is Preparing it is unknown which partitions were created
+// before the plugin was killed, so a partition exactly in a recorded place is destroyed. It cannot be unmanaged, as occupied
+// places are refused earlier.
 func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
 	if d.IsShared() {
 		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
@@ -128,14 +128,14 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		}
 	}
 	if !p.ledger.sessions.owns(d) {
-		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver",
+		klog.FromContext(ctx).Info("Leaving any partition in the place of one that was created in an earlier driver session",
 			"claim", r.Claim, "device", d.Device)
-		p.ledger.changed() // what is there counts as unmanaged once the record is gone
+		p.ledger.changed() // a partition there becomes unmanaged once the record is gone
 		return nil
 	}
 	g, err := locate(b, d)
 	if err != nil || g == nil {
-		return err // gone, and its partitions with it, or not to be read
+		return err // the GPU is gone, with its partitions, or cannot be read
 	}
 	part := *d.Partition
 	if part.UUID == "" {

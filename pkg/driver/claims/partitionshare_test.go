@@ -320,7 +320,7 @@ func TestPartitionShare_Gone(t *testing.T) {
 	part := b.prepare("a", b.mps())[0].Partition
 	pci := b.session.Node().GPUs[0].PCI
 	must(t, b.session.DestroyPartition(t.Context(), pci, *part))
-	wantError(t, b.tryPrepare("b", b.mps()), "is gone though claims share it")
+	wantError(t, b.tryPrepare("b", b.mps()), "is gone although claims share it")
 	b.prepare("a", b.mps()) // its pod starts again
 	b.prepare("b", b.mps())
 	b.unprepare("a")

@@ -15,16 +15,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Identity distinguishes our part of an allocation from those of other drivers.
+// Identity distinguishes this driver's part of an allocation from those of other drivers.
 type Identity struct {
 	// Driver name, such as gpu.cleave.dev.
 	Driver string
-	// Pool of this node's devices: the node's name.
+	// Pool of this node's devices, which has the node's name.
 	Pool string
 }
 
-// device is one device that a claim is prepared with: what it is to be, and what it has become as Prepare goes on. What is
-// stored of it is a records.Device.
+// device is a device of a claim during Prepare, which fills it in step by step. It is stored as
+// a records.Device.
 type device struct {
 	request string
 	admin   bool
@@ -32,15 +32,15 @@ type device struct {
 	offer   *policy.Offer  // of the shape's GPU
 	share   *records.Share // of a shared GPU, unless admin
 	config  *config        // opaque parameters for the device; nil if there are none
-	// name is the shape's, gpu the device name of its GPU.
+	// name is the device name of the shape, gpu that of its GPU.
 	name, gpu string
-	// cdiIDs are those by which containers get it; nil until they are needed.
+	// cdiIDs are the CDI devices that containers get; nil until they are needed.
 	cdiIDs []string
-	// partition is that of a device that is one, once it is there.
+	// partition of the device, once it exists; nil for a whole GPU.
 	partition *gpu.Partition
 }
 
-// extent is what the device takes.
+// extent returns the extent of the device.
 func (d *device) extent() extent {
 	e := extent{gpu: d.gpu, share: d.shape.Share}
 	if d.shape.IsPartition() {
@@ -50,20 +50,20 @@ func (d *device) extent() extent {
 	return e
 }
 
-// wanted is the partition that a device is to be.
+// wanted returns the partition to create for the device.
 func (d *device) wanted() gpu.Partition {
 	return gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
 }
 
-// plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
-// request out. Devices of other drivers are not ours to serve and are passed over.
+// plan translates a claim's allocation to devices. It is pure: allocation and inventory in, devices or an error that names the
+// request out. Devices of other drivers are skipped.
 func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated")
 	}
 	allocation := &claim.Status.Allocation.Devices
 	if !slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == id.Driver }) {
-		return nil, nil // configuration of ours that no device of ours has does not matter
+		return nil, nil // configurations of this driver without devices do not matter
 	}
 	configs, err := decodeConfigs(allocation.Config, id.Driver)
 	if err != nil {
@@ -81,8 +81,8 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 		admin := result.AdminAccess != nil && *result.AdminAccess
 		shape, ok := shapeOf(result.Device, admin, node)
 		if !ok {
-			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
-				"changed its MIG mode, or the node's policy no longer has the device, delete the pod so that it is scheduled again",
+			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was removed, fell off the bus or "+
+				"changed its MIG mode, or the node's policy no longer offers the device, delete the pod so that it is scheduled again",
 				result.Request, result.Device, deviceNames(node))
 		}
 		d := device{
@@ -101,8 +101,8 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 	return devices, checkServers(devices)
 }
 
-// shapeOf is what a device is. Devices that are allocated are offered, whatever the policy, but not for those who observe them: what
-// they observe is there without an offer.
+// shapeOf returns the shape of a device. Allocated devices are offered, whatever the policy, except to admin access: the devices
+// that it observes exist without an offer.
 func shapeOf(device string, admin bool, node *policy.Node) (gpu.Shape, bool) {
 	shape, offered := node.FindShape(device)
 	if offered || !admin {
@@ -115,13 +115,13 @@ func shapeOf(device string, admin bool, node *policy.Node) (gpu.Shape, bool) {
 	return g.ShapeNamed(device)
 }
 
-// hasAlternatives reports whether the scheduler chose between subrequests: parameters for one that it did not choose then
-// fit no device, rightly.
+// hasAlternatives reports whether the scheduler chose between subrequests: parameters for one that it did not choose
+// legitimately apply to no device.
 func hasAlternatives(claim *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(claim.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool { return len(r.FirstAvailable) > 0 })
 }
 
-// deviceNames lists a node's devices for people.
+// deviceNames lists a node's devices for messages.
 func deviceNames(node *policy.Node) string {
 	names := make([]string, 0, len(node.GPUs))
 	for i := range node.GPUs {
@@ -133,7 +133,7 @@ func deviceNames(node *policy.Node) string {
 	return strings.Join(names, ", ")
 }
 
-// gpuNames are the names of the GPUs that devices are made of, sorted, once each.
+// gpuNames returns the names of the devices' GPUs, sorted and without duplicates.
 func gpuNames(devices []device) []string {
 	names := make([]string, 0, len(devices))
 	for _, d := range devices {

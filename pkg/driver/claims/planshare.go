@@ -24,11 +24,11 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		return exclusive(d, c)
 	}
 	if !d.shape.IsShare() || d.admin {
-		return nil, nil //nolint:nilnil // not a share is an ordinary answer
+		return nil, nil //nolint:nilnil // not a share, but not an error
 	}
 	if result.ShareID == nil {
-		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the "+
-			"scheduler and the API server, then delete the pod: its claim remains as it is", result.Device)
+		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: enable the feature gate DRAConsumableCapacity in the "+
+			"scheduler and the API server, then delete the pod: its claim does not change", result.Device)
 	}
 	sharing := d.offer.Sharing(d.shape)
 	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
@@ -40,7 +40,7 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		if !ok {
 			continue
 		}
-		n := q.Value() // not AsInt64, to which 1.5Gi is no whole number
+		n := q.Value() // not AsInt64, which does not treat 1.5Gi as a whole number
 		if q.CmpInt64(n) != 0 || n < 0 {
 			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number",
 				amount.of, result.Device, q.String())
@@ -64,14 +64,14 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
 }
 
-// manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
+// manyClients is the number of MPS clients above which each may have only two connections (NVIDIA MPS documentation,
 // "Limitations": 60 clients with CUDA_DEVICE_MAX_CONNECTIONS=2).
 const manyClients = 48
 
 // wholeGPU is all multiprocessors of a GPU, in percent.
 const wholeGPU = 100
 
-// mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
+// mpsLimits returns the allocated limits, lowered by the parameters. Parameters cannot raise them.
 func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.MPS, error) {
 	m := &records.MPS{
 		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
@@ -86,14 +86,14 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	wish := c.params.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
-			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores "+
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent allocated to the claim: request more cores "+
 				"in the request", c.describe(), *p, m.ThreadPercentage)
 		}
 		m.ThreadPercentage = int64(*p)
 	}
 	if q := wish.PinnedDeviceMemoryLimit; q != nil {
 		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
-			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s that the claim was allocated: ask for more memory "+
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s allocated to the claim: request more memory "+
 				"in the request", c.describe(), q, resource.NewQuantity(s.Memory, resource.BinarySI))
 		}
 		m.Memory = q.Value()
@@ -104,7 +104,7 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	return m, nil
 }
 
-// checkThreads refuses a percentage of a partition's multiprocessors that is less than one: MPS cannot divide it.
+// checkThreads rejects a percentage of a partition that is less than one multiprocessor: MPS cannot divide one.
 func checkThreads(s gpu.Shape, c *config, percent int64) error {
 	if !s.IsPartition() || percent == 0 || percent >= s.Profile.LeastCores() {
 		return nil
@@ -117,31 +117,31 @@ func checkThreads(s gpu.Shape, c *config, percent int64) error {
 		by, percent, s.Unshared().Name(), s.Profile.Name, s.Profile.Multiprocessors, s.Profile.LeastCores())
 }
 
-// NVIDIA's driver shares a whole GPU or a partition among the containers of the one claim that has it, by parameters of that
-// claim. Here it is a share that is exclusive: the claim has the device as one without parameters does, and the device is in
-// the state of a shared one as long.
+// NVIDIA's driver shares a whole GPU or partition among the containers of its one claim, by parameters of that
+// claim. Here it is an exclusive share: the claim has the device as one without parameters would, while the device is set up
+// like a shared one.
 
-// mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
+// mpsMajor is the compute capability from which MPS can limit its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
 // Execution Resource Provisioning").
 const mpsMajor = 7
 
-// exclusive works out how a claim's own processes share the GPU or partition that it has; nil where nothing has to be done for
-// it. Each GPU has the default interval as long as nobody asks for another.
+// exclusive determines how a claim's own processes share its GPU or partition; nil if nothing has to be set up. Each GPU
+// has the default interval as long as no claim requests another.
 func exclusive(d device, c *config) (*records.Share, error) {
 	params, g := c.params, d.shape.GPU
 	s := &records.Share{ID: records.ExclusiveID, Exclusive: true}
 	if params.MPS == nil {
 		if params.TimeSlice.Interval == v1alpha1.IntervalDefault {
-			return nil, nil //nolint:nilnil // not a share is an ordinary answer
+			return nil, nil //nolint:nilnil // not a share, but not an error
 		}
 		s.Kind, s.Interval = gpu.TimeSlice, string(params.TimeSlice.Interval)
 		return s, nil
 	}
 	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
-		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use "+
+		return nil, fmt.Errorf("%s requests MPS, which can limit clients from compute capability %d.0 (Volta) on, but GPU %s has %s: use "+
 			"strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
 	}
-	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
+	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors by default
 	if p := params.MPS.ActiveThreadPercentage; p != nil {
 		s.MPS.ThreadPercentage = int64(*p)
 	}
@@ -154,13 +154,13 @@ func exclusive(d device, c *config) (*records.Share, error) {
 		memory = &d.shape.Profile.Memory
 	}
 	if memory != nil && uint64(s.MPS.Memory) >= *memory {
-		s.MPS.Memory = 0 // no limit, as there is no more
+		s.MPS.Memory = 0 // no limit: the device has no more memory
 	}
 	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
 }
 
-// checkServers refuses a request for MPS shares of several GPUs or partitions: a container knows one server only, CUDA's by
-// CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
+// checkServers rejects a request for MPS shares of several GPUs or partitions: a container can use one server only, that of
+// CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for their own containers.
 func checkServers(devices []device) error {
 	first, alone := map[string]device{}, map[int]device{}
 	for _, d := range devices {
@@ -169,13 +169,12 @@ func checkServers(devices []device) error {
 		}
 		if other, ok := first[d.request]; ok && other.shape.Unshared().Name() != d.shape.Unshared().Name() {
 			if d.share.Exclusive {
-				return fmt.Errorf("request %q: %s asks for MPS on two devices, %s and %s: an MPS server serves one, and a container can use one "+
-					"server. "+
-					"Ask for each device in a request of its own, with an opaque configuration and a container of its own",
+				return fmt.Errorf("request %q: %s requests MPS on two devices, %s and %s: an MPS server serves only one, and a container "+
+					"can use only one server. Request each device in a request of its own, with an opaque configuration and a container of its own",
 					d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
 			}
-			return fmt.Errorf("request %q: it has MPS shares of two devices, %s and %s, and a container can use those of one only: ask for them in "+
-				"two requests, for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
+			return fmt.Errorf("request %q: it has MPS shares of two devices, %s and %s, but a container can use only one of them: request them in "+
+				"two requests, one for each container, or request whole GPUs", d.request, other.shape.Name(), d.shape.Name())
 		}
 		first[d.request] = d
 		if !d.share.Exclusive {

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Options of a Preparer. What is nil or empty is not used.
+// Options of a Preparer. Nil or empty options are not used.
 type Options struct {
 	Identity
 	// BootID is the content of /proc/sys/kernel/random/boot_id.
@@ -23,31 +23,31 @@ type Options struct {
 	Locks  *Locks
 	// Specs removes the CDI specs of the claims of a driver name.
 	Specs func(driver string) SpecRemover
-	// Layouts are kept there; nil where GPUs are not partitioned ahead of claims.
+	// Layouts stores the layouts; nil if GPUs are not partitioned ahead of claims.
 	Layouts *records.LayoutStore
-	// Modes changes the MIG mode of GPUs that need a reset for it; nil where it is taken as found.
+	// Modes changes the MIG mode of GPUs that need a reset for it; nil to keep the mode.
 	Modes *ModeOptions
-	// Sharing makes GPUs shared; nil where they are not.
+	// Sharing sets up GPU sharing; nil if GPUs are not shared.
 	Sharing Sharing
-	// Sessions has only what was created in the driver's present session count as Cleave's own. Without it, the boot alone
+	// Sessions limits ownership to partitions created in the driver's current session. Without it, only the boot
 	// counts.
 	Sessions DriverSessions
-	// Processes are those of the host. Without it, a claim that is gone from the API server is released once the driver lists
+	// Processes of the host. Without it, a claim that is gone from the API server is released once the driver lists
 	// no process on its GPUs.
 	Processes Processes
-	// Holders finds who else has GPUs open, for messages and before a GPU is reset; nil for nobody.
+	// Holders finds other processes that have GPUs open, for messages and before a GPU is reset; nil for none.
 	Holders FindHolders
-	// API has Prepare wait, for a while, for devices of claims that the API server no longer has or has deallocated. Without it
+	// API makes Prepare wait, for a limited time, for devices of claims that the API server no longer has or has deallocated. Without it
 	// Prepare refuses them.
 	API API
-	// OnChange is called, and must not block, when what Occupied returns may have changed by Cleave's own doing.
+	// OnChange is called, and must not block, when an action of Cleave may have changed the result of Occupied.
 	OnChange func()
-	// OnAllocate is called, and must not block or call the Preparer, when what is allocated to claims may have changed.
+	// OnAllocate is called, and must not block or call the Preparer, when allocations may have changed.
 	OnAllocate func()
-	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to give back what a claim had that has
+	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to release a claim that has
 	// ended.
 	OnRelease func(claim records.Claim, err error)
-	// OnSpecRestored is called, and must not block, after Recover has written the CDI spec of a prepared claim again.
+	// OnSpecRestored is called, and must not block, after Recover has rewritten the CDI spec of a prepared claim.
 	OnSpecRestored func(ctx context.Context, claim records.Claim)
 }
 
@@ -59,14 +59,14 @@ type Preparer struct {
 	Shares     *Shares
 	Modes      *Modes
 	specs      func(driver string) SpecRemover
-	processes  Processes // nil where the driver's list of processes is all there is
-	api        API       // nil to ask nobody which claims are leaving
+	processes  Processes // nil to rely on the driver's list of processes alone
+	api        API       // nil not to ask which claims are leaving
 	onRelease  func(records.Claim, error)
 
 	onSpecRestored func(context.Context, records.Claim)
 }
 
-// New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
+// New makes a Preparer without hardware: it can unprepare, but refuses to prepare until SetHardware.
 func New(o Options) *Preparer {
 	l := &Ledger{
 		id: o.Identity, Names: &Names{id: o.Identity}, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
@@ -99,9 +99,9 @@ func orNothing(f func()) func() {
 	return f
 }
 
-// Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
-// repeated: a claim that is prepared already gets the same answer, after the same checks. Where other claims are about to
-// give back what it needs, it waits for them.
+// Prepare prepares a claim's devices and returns them; none if the claim has no device of this driver. It can be
+// repeated: a prepared claim gets the same answer, after the same checks. It waits for other claims that are
+// about to release the devices it needs.
 func (p Named) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
@@ -122,12 +122,12 @@ func (p Named) attempt(ctx context.Context, claim *resourceapi.ResourceClaim, on
 	return p.prepare(ctx, claim, on)
 }
 
-// terms are on which a claim is prepared.
+// terms are the conditions under which a claim is prepared.
 type terms struct {
-	// adopt lets the claim take over a partition that lies exactly where its own is to be and that no record names, for a claim
-	// whose record was lost.
+	// adopt lets a claim whose record was lost take over an unrecorded partition that lies exactly in the place of
+	// its own.
 	adopt bool
-	// counted says that the scheduler counted the claim's shares together with all that are on record, by whatever policy.
+	// counted: the scheduler counted the claim's shares together with all that are on record, by whatever policy.
 	counted bool
 }
 
@@ -140,11 +140,11 @@ type preparation struct {
 	claim   *resourceapi.ResourceClaim
 	devices []device
 	terms
-	// view is what is allocated of the claim's GPUs, as of when they were locked.
+	// view holds the allocations on the claim's GPUs at the time they were locked.
 	view view
-	// creates: there is something to undo should the preparation fail; intent: the hardware changes, which is on record before.
+	// creates: a failed preparation must be undone; intent: the hardware is changed, so the record is written first.
 	creates, intent bool
-	// deadline ends the wait for clients of GPUs.
+	// deadline of the wait for clients of GPUs.
 	deadline time.Time
 }
 
@@ -162,7 +162,7 @@ func usable(b *backend, devices []device) error {
 	return nil
 }
 
-// prepare is Prepare without waiting.
+// prepare implements Prepare without waiting.
 func (p Named) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, on terms) ([]records.Device, error) {
 	b := p.backend.Load()
 	if b.hardware == nil {

@@ -20,12 +20,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
 
-// maxPods bounds the pods that a record keeps: twice as many as can reserve a claim at a time
+// maxPods bounds the pods that a record keeps: twice the number of pods that can reserve a claim at a time
 // (resource/v1, ResourceClaimReservedForMaxSize).
 const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize
 
-// consumersOf are the pods that have reserved a claim, and whether something else has, too: such as a PodGroup of scheduling.k8s.io
-// (feature DRAWorkloadResourceClaims), which does not say which its pods are.
+// consumersOf returns the pods that have reserved a claim, and whether it has other consumers, such as a PodGroup of scheduling.k8s.io
+// (feature DRAWorkloadResourceClaims), whose pods are not listed.
 func consumersOf(claim *resourceapi.ResourceClaim) (pods []types.UID, others bool) {
 	for _, c := range claim.Status.ReservedFor {
 		if c.APIGroup == "" && c.Resource == "pods" {
@@ -37,7 +37,7 @@ func consumersOf(claim *resourceapi.ResourceClaim) (pods []types.UID, others boo
 	return pods, others
 }
 
-// ownerPod is the pod that a claim was generated for, from a template or for extended resources; empty for a claim of its own.
+// ownerPod returns the pod that a claim was generated for, from a template or for extended resources; empty for a standalone claim.
 func ownerPod(claim *resourceapi.ResourceClaim) types.UID {
 	owner := metav1.GetControllerOfNoCopy(claim)
 	if owner == nil || owner.APIVersion != "v1" || owner.Kind != "Pod" {
@@ -46,21 +46,21 @@ func ownerPod(claim *resourceapi.ResourceClaim) types.UID {
 	return owner.UID
 }
 
-// mayHaveOthers reports whether pods that are not on a claim's record may have had it. The kubelet prepares a claim for its first pod
-// alone; others come and go, by force also from one reconcile to the next, and neither the kubelet nor the API server remembers
-// them. Only a claim that was generated for a pod is that pod's own, as long as no other names it, too.
+// mayHaveOthers reports whether pods that are not on a claim's record may have used it. The kubelet prepares a claim only for its first
+// pod; others come and go, possibly force-deleted between two reconciles, and neither the kubelet nor the API server remembers
+// them. Only a claim that was generated for a pod is exclusive to that pod, unless another pod names it as well.
 func mayHaveOthers(r *records.Record) bool {
 	return r.OtherConsumers || r.OwnerPod == "" || !slices.Equal(r.Pods, []types.UID{r.OwnerPod})
 }
 
-// notePods puts on record what has reserved a claim since it was prepared: the kubelet prepares a claim for its first pod alone.
+// notePods records the consumers that have reserved a claim since it was prepared: the kubelet prepares a claim only for its first pod.
 func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
 	if noting(r, claim) == nil {
 		return nil
 	}
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		if !sameDevices(now, r) {
-			return nil // prepared anew or unprepared since
+			return nil // prepared again or unprepared meanwhile
 		}
 		return note(p.Ledger, now, claim)
 	})
@@ -74,7 +74,7 @@ func note(l *Ledger, r *records.Record, claim *resourceapi.ResourceClaim) error 
 	return nil
 }
 
-// noting is a record with what has reserved the claim; nil if that is on it.
+// noting returns a record with the claim's consumers added; nil if they are on record.
 func noting(r *records.Record, claim *resourceapi.ResourceClaim) *records.Record {
 	pods, others := consumersOf(claim)
 	noted := r.Clone()
@@ -85,7 +85,7 @@ func noting(r *records.Record, claim *resourceapi.ResourceClaim) *records.Record
 	return noted
 }
 
-// joined are the pods of a record with later ones: the latest, if they are too many. The others are not forgotten, see mayHaveOthers.
+// joined adds pods to those of a record, and keeps the latest ones if there are too many. The others still count, see mayHaveOthers.
 func joined(pods, later []types.UID) []types.UID {
 	all := slices.Clone(pods)
 	for _, uid := range later {
@@ -96,21 +96,21 @@ func joined(pods, later []types.UID) []types.UID {
 	return all[max(0, len(all)-maxPods):]
 }
 
-// users are who uses what claims have: the processes of their pods, and those that the driver lists.
+// users finds processes that use the devices of claims: processes of their pods, and those that the driver lists.
 type users struct {
-	processes Processes // nil where the driver's list is all there is
+	processes Processes // nil to rely on the driver's list alone
 	gate      *gate
 	ledger    *Ledger
 }
 
 func (p *Preparer) users() users { return users{p.processes, p.gate, p.Ledger} }
 
-// checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
-// as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
+// checkIdle fails unless a claim's GPUs are certainly not in use. ends means that the claim is gone from the API server:
+// it keeps its devices as long as a process of its pods runs, even one without a context on a GPU at the moment.
 //
-// For the rest the driver is asked about whole GPUs. Partitions need no such check: one with a process in it cannot be
-// destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
-// its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
+// Otherwise the driver is asked about whole GPUs. Partitions need no such check: a partition with a process in it cannot be
+// destroyed. Nor do GPUs that others share in the same way, as the processes may be theirs, or GPUs of an MPS server that is about to
+// end, together with its clients. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
 // all GPUs open all the time.
 func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
 	b := u.gate.backend.Load()
@@ -132,9 +132,9 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 	return nil
 }
 
-// checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they may not all be known, no process
-// may have been given the claim. That costs a look at all containers, of which most claims, generated for one pod, have no need.
-// Where they are certainly not all known, the driver may list none on its GPUs either.
+// checkEnded fails unless all processes of a claim's pods have certainly ended. If some pods may be unknown, no container with a
+// process may have been given the claim. That requires inspecting all containers; most claims, generated for one pod, do not need it.
+// If some pods are certainly unknown, the driver must list no process on the claim's GPUs either.
 func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	if u.processes == nil {
 		return nil
@@ -142,7 +142,7 @@ func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	pids, err := u.processes.OfPods(ctx, r.Pods)
 	if err == nil && len(pids) == 0 && mayHaveOthers(r) {
 		if pids, err = u.ofClaim(ctx, r); isUnseen(err) && !r.OtherConsumers {
-			err = nil // the pods on record have ended, and nothing says that there are others
+			err = nil // the pods on record have ended, and there is no sign of others
 		}
 	}
 	if err != nil {
@@ -157,8 +157,8 @@ func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	return nil
 }
 
-// ofClaim lists processes of containers that have been given a claim. Those are found by its name, which a later claim may have by now:
-// what that one's pods have does not count.
+// ofClaim lists processes of containers that were given a claim. They are found by its name, which a later claim may have by now:
+// processes of that claim's pods do not count.
 func (u users) ofClaim(ctx context.Context, r *records.Record) ([]int, error) {
 	pids, err := u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil || len(pids) == 0 {
@@ -188,36 +188,36 @@ func (u users) checkUnused(ctx context.Context, r *records.Record) error {
 	return nil
 }
 
-// podsState is what is known of the processes of a claim's pods.
+// podsState is the known state of the processes of a claim's pods.
 type podsState int
 
 const (
-	// podsUnseen: the kubelet is believed that they have ended.
+	// podsUnseen: they cannot be seen; the kubelet reports that they have ended.
 	podsUnseen podsState = iota
 	podsEnded
-	// podsLeft: there are some, or there may be.
+	// podsLeft: some are left, or may be left.
 	podsLeft
 )
 
 const (
-	// endTimeout bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
-	// seconds, as the driver frees its memory.
+	// endTimeout bounds the wait for processes to end while a claim is unprepared. A killed container may take
+	// several seconds, as the driver frees its memory.
 	endTimeout = 10 * time.Second
-	// endRetry is the time between the first two looks, maxEndRetry between two later ones. No event says that the processes of a pod
-	// have ended.
+	// endRetry is the time between the first two checks, maxEndRetry the longest time between two checks. No event reports that the
+	// processes of a pod have ended.
 	endRetry, maxEndRetry = 50 * time.Millisecond, time.Second
 )
 
-// awaitEnded waits for the end of the processes of a claim's pods. The kubelet does so, too, before it has a claim unprepared, but
-// for those that the container runtime calls stopped all the same, and for pods that are gone from the API server: once a minute it
-// unprepares the claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at once, while its
-// containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are those of the pod
+// awaitEnded waits for the processes of a claim's pods to end. The kubelet also waits before it unprepares a claim, except for
+// processes that remain although the container runtime reports them stopped, and for pods that are gone from the API server: once a
+// minute it unprepares the claims of all pods that it considers inactive, and a force-deleted pod is inactive at once, while its
+// containers are still ending (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are those of the pod
 // manager).
 //
-// A pod must not stay for ever, and one that was deleted by force is not there to wait for: the claim is released though its pods have
-// left processes, and what it had is not allocated again before those have ended. What is left of a pod is killed by the kubelet only
-// after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a process that hangs in the driver. Where
-// processes cannot be seen, the kubelet is believed.
+// A pod must not stay forever, and a force-deleted one cannot wait: the claim is released although its pods have
+// left processes, but its devices are not allocated again before those have ended. The kubelet kills remaining processes of a pod only
+// after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a process that hangs in the driver. If
+// processes cannot be seen, the kubelet is trusted.
 func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
 	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
 		return podsUnseen, nil
@@ -233,7 +233,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		case isUnseen(err):
 			logger.Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
 			return podsUnseen, nil
-		case r.State == records.Releasing: // the kubelet asks again
+		case r.State == records.Releasing: // the kubelet retries
 			return podsLeft, nil
 		}
 		retry := time.NewTimer(wait)
@@ -246,30 +246,30 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		if ctx.Err() != nil {
 			return podsLeft, fmt.Errorf("cannot unprepare claim %s yet; it still holds GPUs %v: %w", r.Claim, r.GPUs(), err)
 		}
-		logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
+		logger.Error(err, "Pods of an unprepared claim have left processes; its devices are not allocated again before those have ended",
 			"claim", r.Claim, "gpus", r.GPUs())
 		return podsLeft, nil
 	}
 }
 
-// isUnseen reports whether the processes of pods cannot be seen at all, by how the plugin was installed.
+// isUnseen reports whether the processes of pods cannot be seen at all, because of how the plugin was installed.
 func isUnseen(err error) bool {
 	return errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission)
 }
 
-// checkLeft fails if pods that had the claim before have left processes, and what its record lists would be freed or be given to
-// its next pods. Pods that run are none of those as long as its allocation is the same, whatever became of what they have.
+// checkLeft fails if earlier pods of the claim have left processes and the devices of its record would be freed or given to
+// its next pods. Running pods are not earlier ones as long as the claim's allocation is unchanged, whatever became of its devices.
 func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error {
 	if have.State != records.Releasing && sameAllocation(allocationOf(have), allocationOf(a.toRecord())) {
 		return nil
 	}
 	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {
-		return fmt.Errorf("the claim was released from GPUs %v, and cannot be prepared again yet: %w", have.GPUs(), err)
+		return fmt.Errorf("the claim was released from GPUs %v but cannot be prepared again yet: %w", have.GPUs(), err)
 	}
 	return nil
 }
 
-// checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
+// checkDeviceIdle is checkIdle for one device; seen means that no process of the claim's pods is running.
 func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
 	if d.AdminAccess || d.Partition != nil {
 		return nil
@@ -279,7 +279,7 @@ func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Recor
 		return fmt.Errorf("cannot find out whether it is in use: %w", err)
 	}
 	if g == nil {
-		return nil // a GPU that is gone is used by nobody
+		return nil // a GPU that is gone is not in use
 	}
 	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || u.ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
 		return nil

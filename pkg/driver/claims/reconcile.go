@@ -16,8 +16,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Reconcile compares the records with the API server: claims that are gone or allocated elsewhere give their GPUs
-// back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
+// Reconcile compares the records with the API server: claims that are gone or allocated elsewhere are
+// released, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
 	if err := p.Ledger.Learn(ctx); err != nil {
@@ -32,12 +32,12 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 			return
 		}
 		if err := p.reconcileClaim(ctx, api, r); err != nil {
-			logger.Error(err, "Could not reconcile a claim; it stays as it is", "claim", r.Claim)
+			logger.Error(err, "Could not reconcile a claim; leaving it unchanged", "claim", r.Claim)
 		}
 	}
 	for _, uid := range p.Ledger.corrupt.all() {
 		if err := p.remake(ctx, api, uid); err != nil {
-			logger.Error(err, "Could not create the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
+			logger.Error(err, "Could not create the record of a claim again; retrying at the next reconcile", "claimUID", uid)
 			continue
 		}
 		p.Ledger.corrupt.drop(uid)
@@ -46,7 +46,7 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	p.Shares.reconcileServed(ctx, api)
 }
 
-// repair writes records again that are corrupt and known by their copies.
+// repair rewrites corrupt records from their copies.
 func repair(ctx context.Context, l *Ledger) {
 	for _, uid := range l.corrupt.takeCopied() {
 		r := l.index.get(uid)
@@ -55,12 +55,12 @@ func repair(ctx context.Context, l *Ledger) {
 		}
 		err := l.locked(ctx, r, func(now *records.Record) error { return l.write(now) })
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Could not write a corrupt record again; its copy is used still", "claim", r.Claim)
+			klog.FromContext(ctx).Error(err, "Could not rewrite a corrupt record; still using its copy", "claim", r.Claim)
 		}
 	}
 }
 
-// Maintain is Recover and Reconcile as one call: Quiesce waits for it.
+// Maintain is Recover and Reconcile in one call: Quiesce waits for it.
 func (p *Preparer) Maintain(ctx context.Context, api API) {
 	p.calls.RLock()
 	defer p.calls.RUnlock()
@@ -68,9 +68,9 @@ func (p *Preparer) Maintain(ctx context.Context, api API) {
 	p.Reconcile(ctx, api)
 }
 
-// reconcileClaim gives back what a claim has if the API server says that nothing here is allocated to it and no process uses
-// its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: giving
-// it to another claim would put two tenants on it.
+// reconcileClaim releases a claim if the API server no longer has it allocated here and no process uses
+// its GPUs. A force-deleted pod leaves the API server at once, while its containers may still be running: allocating its
+// devices to another claim then would put two tenants on them.
 func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
 	claim, gone, err := isGone(ctx, api, r)
 	if err == nil && !gone {
@@ -81,9 +81,9 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 	}
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		if !sameDevices(now, r) {
-			return nil // prepared anew or unprepared since we looked
+			return nil // prepared again or unprepared meanwhile
 		}
-		// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
+		// Check again, now that no one can prepare it: it may have been allocated the same devices again meanwhile.
 		if _, gone, err = isGone(ctx, api, now); err != nil || !gone {
 			return err
 		}
@@ -94,16 +94,16 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 			}
 			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 		}
-		klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
+		klog.FromContext(ctx).Info("Releasing the devices of a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
 		err = p.release(ctx, now.Claim.UID, podsEnded)
-		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // else Recover goes on with it
+		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // otherwise Recover continues
 			p.onRelease(now.Claim, err)
 		}
 		return err
 	})
 }
 
-// isGone reports whether the API server says that nothing here is allocated to a claim any more, and returns the claim if it has it.
+// isGone reports whether the API server no longer has a claim allocated here, and returns the claim if it exists.
 func isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
 	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil {
@@ -112,7 +112,7 @@ func isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.Resou
 	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r), nil
 }
 
-// remake prepares a claim again whose record was corrupt, if it still has pods.
+// remake prepares a claim whose record was corrupt again, if it still has pods.
 func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	claim, err := api.ClaimByUID(ctx, uid)
 	if err != nil {
@@ -131,7 +131,7 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-// allocates reports whether a claim's allocation still names every device of its record.
+// allocates reports whether a claim's allocation still contains every device of its record.
 func allocates(claim *resourceapi.ResourceClaim, r *records.Record) bool {
 	if claim.Status.Allocation == nil {
 		return false

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// record is the third step: what hardware is about to change is on disk before it does.
+// record is the third step: it writes the intended hardware changes to disk before they are made.
 func (a *preparation) record() error {
 	if !a.creates {
 		return nil
@@ -25,9 +25,9 @@ func (a *preparation) record() error {
 	return a.Ledger.write(begun)
 }
 
-// needsIntent reports whether a claim's hardware must be on record before it is changed. Partitions that are there, which
-// other claims share or a layout has, are not changed; a plain share changes nothing, and what MPS servers serve without a
-// record is taken from them at the next start (recoverMPS), where GPUs offer MPS; a server that is one claim's alone may be
+// needsIntent reports whether a claim's hardware changes must be recorded before they are made. Existing partitions, which
+// other claims share or a layout contains, are not changed; a plain share changes nothing. Claims without a record are removed from
+// MPS servers at the next start (recoverMPS), where GPUs offer MPS; but a server that serves one claim alone may be
 // anywhere.
 func needsIntent(r *records.Record) bool {
 	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && d.Partition.UUID == "" }) ||
@@ -35,8 +35,8 @@ func needsIntent(r *records.Record) bool {
 		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
 }
 
-// toRecord is what is stored of the claim as it is by now. Its shares are those of the devices. Pods that had the claim before stay on
-// record: of some that run, what they have may be made anew.
+// toRecord returns the record of the claim in its current state. It uses the Shares of the devices. Earlier pods of the claim stay on
+// record: some may be running while their devices are prepared again.
 func (a *preparation) toRecord() *records.Record {
 	r := newRecord(a.claim, a.devices, a.id, a.Ledger.bootID, a.cdi)
 	if have := a.view.have; have != nil {
@@ -48,8 +48,8 @@ func (a *preparation) toRecord() *records.Record {
 	return r
 }
 
-// newRecord is what is stored for a claim with these devices. Where a partition is not there yet, it is only where it is to
-// be; of a share, nothing is known of the server that is to be there.
+// newRecord returns the record of a claim with these devices. A partition that does not exist yet is recorded with its
+// place only, and a share without its MPS server's directories.
 func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, bootID string, cdi CDI) *records.Record {
 	r := &records.Record{
 		Format:  records.Format,
@@ -86,8 +86,8 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 	return r
 }
 
-// parentID is the CDI device by which a container gets the GPU of a shape. Only graphics profiles (+gfx) have the nodes by
-// which graphics programs use the GPU.
+// parentID returns the CDI device by which a container gets the GPU of a shape. Only graphics profiles (+gfx) get the device nodes
+// that graphics programs need.
 func parentID(cdi CDI, shape gpu.Shape) string {
 	device := shape.GPU.PCI.DeviceName()
 	if shape.IsPartition() && !strings.Contains(shape.Profile.Name, "+gfx") {
@@ -104,7 +104,7 @@ func sameDevices(a, b *records.Record) bool {
 	})
 }
 
-// sameShare reports whether two shares are the same but for where their server is.
+// sameShare reports whether two shares are the same apart from the directories of their server.
 func sameShare(a, b *records.Share) bool {
 	if a == nil || b == nil {
 		return a == b

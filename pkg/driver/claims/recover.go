@@ -11,9 +11,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Recover brings hardware and specs in line with the records: what a killed plugin left incomplete is removed, what a
-// claim gave back while the driver was away is destroyed, missing specs are written again, and unmanaged partitions are
-// looked for. It needs the hardware, and can be repeated at any time.
+// Recover makes hardware and specs match the records: it removes incomplete work of a killed plugin, destroys the devices of
+// claims that were released while the driver was away, writes missing specs again, and looks for unmanaged
+// partitions. It needs the hardware, and can be repeated at any time.
 func (p *Preparer) Recover(ctx context.Context) {
 	b := p.backend.Load()
 	if b.hardware == nil {
@@ -35,13 +35,13 @@ func (p *Preparer) Recover(ctx context.Context) {
 	p.Partitions.FindUnmanaged(ctx)
 }
 
-// Unfinished reports whether Recover has something to remove: claims that were cut short, or that gave back what could not
-// be taken away yet.
+// Unfinished reports whether Recover has something to remove: interrupted preparations, or released devices that could not
+// be destroyed yet.
 func (p *Preparer) Unfinished() bool {
 	return slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
 }
 
-// recoverClaim does what a record's state asks for.
+// recoverClaim acts on a record according to its state.
 func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		before := now
@@ -55,7 +55,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 			}
 		}
 		if now.State != records.Prepared {
-			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
+			klog.FromContext(ctx).Info("Cleaning up an unfinished claim", "claim", now.Claim, "state", now.State)
 			err := p.removeLeft(ctx, b, now)
 			p.onRelease(now.Claim, err)
 			return err
@@ -65,7 +65,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 	})
 }
 
-// noteSession writes the spec of a claim again, which notes the driver's session. One that is missing is written by intact.
+// noteSession rewrites the spec of a claim, which records the driver session. A missing spec is written by intact.
 func noteSession(ctx context.Context, b *backend, r *records.Record) error {
 	cdi, err := b.cdi.of(r.Driver)
 	if err != nil || !cdi.HasClaim(r.Claim.UID) {
@@ -74,8 +74,8 @@ func noteSession(ctx context.Context, b *backend, r *records.Record) error {
 	return cdi.WriteClaim(ctx, r)
 }
 
-// removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left. One that
-// was cut short may have been prepared before, and its pods run.
+// removeLeft cleans up after a claim that was interrupted, or released while processes of its pods were left. An interrupted
+// claim may have been prepared before, so its pods may be running.
 func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
 	if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
 		return err
@@ -86,8 +86,8 @@ func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record
 	return p.forget(r)
 }
 
-// intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
-// error says nothing about the partitions.
+// intact reports whether a prepared claim's partitions still exist, and restores a missing server or spec. If it fails, the
+// state of the partitions is unknown.
 func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
 	if there, err := p.Ledger.sessions.there(ctx, b, r); err != nil || !there {
 		return false, err
@@ -111,7 +111,7 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	return true, nil
 }
 
-// LackSpecs reports whether the spec of a prepared claim is not there. Recover writes it.
+// LackSpecs reports whether the spec of a prepared claim is missing. Recover writes it.
 func LackSpecs(p *Preparer) bool {
 	b := p.backend.Load()
 	return b.hardware != nil && slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool {

@@ -15,21 +15,21 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// refusedFor is how long a profile is believed to be refused without another attempt.
+// refusedFor is how long a profile is assumed to be refused without another attempt.
 const refusedFor = 10 * time.Minute
 
-// refused are the answers of drivers that created no partition though nothing lay in its place, by the device name of the GPU. They have
-// reasons that neither possible placements nor remaining capacity show: "QA observed only 3 creatable 1g instances on a 61x Station
-// even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). They are not known after a restart.
+// refused remembers profiles that drivers refused to create although their place was free, by the device name of the GPU. The reasons
+// show neither in possible placements nor in remaining capacity: "QA observed only 3 creatable 1g instances on a 61x Station
+// even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). They are lost on a restart.
 type refused struct {
 	mu    sync.Mutex
 	byGPU map[string]map[int]refusedProfile // by the profile's ID
 }
 
-// refusedProfile is one answer. It holds while the partitions that were there are there: with one gone, the driver may think again.
+// refusedProfile is one refusal. It holds while the partitions of that time exist: without one of them, the driver may accept.
 type refusedProfile struct {
-	// places are those of a claim that asks for several partitions, which may fit one by one. Where it is nil, all places of the profile
-	// are set aside, as each would cost a pod that does not start.
+	// places are those of a claim that requests several partitions, which may fit one by one. If nil, all places of the profile
+	// count as refused, as trying each would cost a pod that does not start.
 	places []gpu.Place
 	beside []gpu.Place
 	at     time.Time
@@ -47,14 +47,14 @@ func (r *refused) note(gpuDevice string, profileID int, answer refusedProfile) {
 	r.byGPU[gpuDevice][profileID] = answer
 }
 
-// forget drops what is known of a profile, of which a partition has been created.
+// forget drops the refusal of a profile after a partition of it has been created.
 func (r *refused) forget(gpuDevice string, profileID int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.byGPU[gpuDevice], profileID)
 }
 
-// of reports which places of a GPU are refused while some partitions are there.
+// of returns a function that reports which places of a GPU are refused, given its existing partitions.
 func (r *refused) of(gpuDevice string, there []gpu.Partition) func(gpu.Place) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,8 +74,8 @@ func (r *refused) of(gpuDevice string, there []gpu.Partition) func(gpu.Place) bo
 	return func(p gpu.Place) bool { return profiles[p.ProfileID] || places[p] }
 }
 
-// noteOutcome remembers whether the driver has created the partition of a device, and explains its refusal where nothing lies in the
-// way. before are the other devices of the preparation, whose partitions go with it. The caller holds the lock of the GPU.
+// noteOutcome remembers whether the driver has created the partition of a device, and explains a refusal of a free place.
+// before are the other devices of the preparation, whose partitions are removed with it. The caller holds the lock of the GPU.
 func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before []device, err error) error {
 	if err == nil {
 		r.forget(d.gpu, d.shape.Profile.ID)
@@ -86,7 +86,7 @@ func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before
 	}
 	all, listErr := b.hardware.Partitions(context.WithoutCancel(ctx), d.shape.GPU)
 	if listErr != nil || !d.shape.FitsAlongside(shapesOf(d.shape.GPU, all)) {
-		return err // what is there says enough
+		return err // the existing partitions explain the error
 	}
 	answer := refusedProfile{at: time.Now()}
 	for _, part := range all {
@@ -101,13 +101,13 @@ func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before
 		answer.places = append(answer.places, placeOf(d.shape))
 	}
 	r.note(d.gpu, d.shape.Profile.ID, answer)
-	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; it is set aside",
+	klog.FromContext(ctx).Info("The driver refused to create a partition although its place is free; not allocating it for now",
 		"device", d.name, "profile", d.shape.Profile.Name, "partitions", len(all), "reason", err.Error())
-	return fmt.Errorf("%w: %w, and its like is not allocated on this GPU until another partition is gone, or for %s: delete the pod, so that "+
-		"it is scheduled again", err, errRefused, refusedFor)
+	return fmt.Errorf("%w: %w, so such partitions are not allocated on this GPU until another one is destroyed, or for %s: delete the pod "+
+		"so that it is scheduled again", err, errRefused, refusedFor)
 }
 
-// errRefused is wrapped by what noteOutcome says of a refusal that it has remembered.
+// errRefused marks refusals that noteOutcome has remembered.
 var errRefused = errors.New("the driver does not create it though nothing is in its place")
 
 func placeOf(s gpu.Shape) gpu.Place {

@@ -21,17 +21,17 @@ func (l *Ledger) find(uid types.UID) (*records.Record, error) {
 	}
 	r, err := l.store.Read(uid)
 	if r != nil && r.BootID != l.bootID {
-		return nil, nil //nolint:nilnil // a record of an earlier boot names nothing that is there
+		return nil, nil //nolint:nilnil // partitions of an earlier boot no longer exist
 	}
 	return r, err
 }
 
 // lockFor locks the named GPUs and those of an earlier allocation of the claim, and brings the index up to date for
-// them. A claim keeps its UID when it is deallocated and allocated anew.
+// them. A claim keeps its UID when it is deallocated and allocated again.
 func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
 	for {
 		all := names
-		if uid != "" { // else GPUs are looked at for no claim
+		if uid != "" { // otherwise the GPUs are not locked for a claim
 			before, err := l.find(uid)
 			if corrupt := (*store.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
 				return nil, err
@@ -54,11 +54,11 @@ func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*H
 		if after := l.index.get(uid); after == nil || covers(all, after.GPUs()) {
 			return held, nil
 		}
-		held.Release() // the claim got other GPUs meanwhile: lock those too
+		held.Release() // the claim was allocated other GPUs meanwhile: lock those too
 	}
 }
 
-// locked calls a function with a claim's record as it is once its GPUs are locked, unless it has none any more.
+// locked calls a function with a claim's current record once its GPUs are locked, unless it has none any more.
 func (l *Ledger) locked(ctx context.Context, r *records.Record, do func(now *records.Record) error) error {
 	held, err := l.lockFor(ctx, r.Claim.UID, r.GPUs())
 	if err != nil {
@@ -82,7 +82,7 @@ func covers(all, names []string) bool {
 }
 
 // resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
-// another process may have changed them. Records of other GPUs may be changing right now and are left alone.
+// another process may have changed them. Records of other GPUs may be changing at the same time and are left alone.
 func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) error {
 	uids, err := l.store.Names()
 	if err != nil {
@@ -98,8 +98,8 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 	for _, uid := range uids {
 		r, err := l.store.Read(uid)
 		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
-			delete(known, uid) // what memory knows of it is all there is
+			klog.FromContext(ctx).Error(err, "Skipping a corrupt claim record")
+			delete(known, uid) // keep the copy in memory
 			continue
 		}
 		if err != nil {
@@ -120,8 +120,8 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 	return nil
 }
 
-// Learn brings memory up to date with what another process has written or removed, such as a plugin that a newer one replaces and
-// that prepared claims after the newer one had read the records. Else that is seen once a GPU's lock is taken.
+// Learn updates the index with records that another process has written or removed, such as a plugin that is being replaced
+// and prepared claims after this one had read the records. Otherwise such changes are noticed when a GPU's lock is taken.
 func (l *Ledger) Learn(ctx context.Context) error {
 	uids, err := l.store.Names()
 	if err != nil {
@@ -142,7 +142,7 @@ func (l *Ledger) Learn(ctx context.Context) error {
 		if !unknown[uid] {
 			continue
 		}
-		if r, err := l.store.Read(uid); err == nil && r != nil && r.BootID == l.bootID { // else it is set aside at the next start
+		if r, err := l.store.Read(uid); err == nil && r != nil && r.BootID == l.bootID { // otherwise it is set aside at the next start
 			gpus = append(gpus, r.GPUs()...)
 		}
 	}

@@ -15,13 +15,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// The node's MPS supervisor keeps a list of claims of its own. An entry must leave with its claim, also where
-// the record of the claim was lost, was corrupt or was removed while no plugin ran. Several plugins share one supervisor,
-// by different driver names: what another one's claims have is never taken here but where the API server says that the
+// The node's MPS supervisor keeps its own list of claims. An entry must be removed with its claim, even if
+// the record of the claim was lost, was corrupt or was removed while no plugin was running. Several plugins share one supervisor
+// under different driver names: another one's claims are removed here only if the API server reports that the
 // claim is gone.
 
-// recover brings the MPS servers of the node in line with the records, and after a start the time slices, which
-// a reload of the driver forgets.
+// recover makes the MPS servers of the node match the records, and after a start also the time slices, which
+// a reload of the driver resets.
 func (s *Shares) recover(ctx context.Context, b *backend) {
 	if s.sharing == nil {
 		return
@@ -45,7 +45,7 @@ func (s *Shares) recover(ctx context.Context, b *backend) {
 func (s *Shares) recoverInterval(ctx context.Context, g *gpu.GPU) error {
 	name := g.PCI.DeviceName()
 	if by, _ := s.ledger.index.on(name, "").paced(); len(by) == 0 {
-		return nil // its lock may be taken for long, as by a change of its MIG mode
+		return nil // its lock may be held for long, for example during a change of its MIG mode
 	}
 	held, err := s.ledger.lockFor(ctx, "", []string{name})
 	if err != nil {
@@ -63,8 +63,8 @@ func (s *Shares) recoverInterval(ctx context.Context, g *gpu.GPU) error {
 	return err
 }
 
-// recoverMPS takes claims of ours from MPS servers that no record has, wherever they are: on GPUs that the policy shares
-// no more and on GPUs that are gone, too.
+// recoverMPS removes this driver's claims without a record from MPS servers, including those on GPUs that the policy no
+// longer shares and on GPUs that are gone.
 func (s *Shares) recoverMPS(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	served, err := s.sharing.ServedMPS(ctx)
@@ -74,7 +74,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 	}
 	for _, name := range servers(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
 		if s.ledger.isChanging(gpuOfServer(name)) {
-			continue // the next recover does it
+			continue // left to the next recover
 		}
 		if err := s.lockAndRetain(ctx, name); err != nil {
 			logger.Error(err, "Could not bring an MPS server in line with claims; retrying at the next reconcile", "server", name)
@@ -82,7 +82,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 	}
 }
 
-// servers lists those of which a test holds for some claim, sorted.
+// servers lists the servers with a claim that satisfies a test, sorted.
 func servers(served []records.Served, test func(records.Served) bool) []string {
 	var names []string
 	for _, on := range served {
@@ -94,7 +94,7 @@ func servers(served []records.Served, test func(records.Served) bool) []string {
 	return slices.Compact(names)
 }
 
-// gpuOfServer is the name of the GPU whose lock an MPS server needs.
+// gpuOfServer returns the name of the GPU whose lock an MPS server needs.
 func gpuOfServer(name string) string {
 	if pci, err := gpu.ParseDeviceName(name); err == nil {
 		return pci.DeviceName()
@@ -111,17 +111,17 @@ func (s *Shares) lockAndRetain(ctx context.Context, name string) error {
 	return s.retain(ctx, name)
 }
 
-// retain takes from an MPS server the claims of ours that have nothing of it by their records. The caller holds the lock of
-// its GPU: nobody registers a claim of ours meanwhile.
+// retain removes from an MPS server this driver's claims that have no share of it on record. The caller holds the lock of
+// its GPU, so no claim of this driver is registered meanwhile.
 func (s *Shares) retain(ctx context.Context, name string) error {
-	// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
+	// Pods of claims with corrupt records may be among the server's clients, so it must not end.
 	keep := slices.Concat(s.ledger.index.on(gpuOfServer(name), "").served(name), s.ledger.corrupt.all())
 	slices.Sort(keep)
 	return s.sharing.RetainMPS(ctx, name, slices.Compact(keep))
 }
 
-// stopServed takes a claim without a record from the MPS servers that serve it. What fails is tried again by recoverMPS;
-// till then the compute mode of the GPU keeps it from claims that do not share it by MPS (checkComputeModes).
+// stopServed removes a claim without a record from the MPS servers that serve it. Failures are retried by recoverMPS;
+// until then the GPU's compute mode prevents claims that do not share it by MPS from using it (checkComputeModes).
 func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 	if s.sharing == nil {
 		return
@@ -131,7 +131,7 @@ func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 		err = errors.Join(err, s.lockAndStop(ctx, uid, name, func() (bool, error) { return s.ledger.index.get(uid) == nil, nil }))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not take a claim without a record from MPS servers; retrying at the next reconcile",
+		klog.FromContext(ctx).Error(err, "Could not remove a claim without a record from MPS servers; retrying at the next reconcile",
 			"claimUID", uid)
 	}
 }
@@ -143,7 +143,7 @@ func (s *Shares) stopUnrecorded(ctx context.Context, uid types.UID) {
 	}
 }
 
-// lockAndStop takes a claim from an MPS server if a test holds while its GPU is locked.
+// lockAndStop removes a claim from an MPS server if a test passes while its GPU is locked.
 func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, test func() (bool, error)) error {
 	held, err := s.ledger.lockFor(ctx, uid, []string{gpuOfServer(name)})
 	if err != nil {
@@ -153,13 +153,13 @@ func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, te
 	if ok, err := test(); err != nil || !ok {
 		return err
 	}
-	klog.FromContext(ctx).Info("Taking a claim without a record from an MPS server", "server", name, "claimUID", uid)
+	klog.FromContext(ctx).Info("Removing a claim without a record from an MPS server", "server", name, "claimUID", uid)
 	return s.sharing.StopMPS(ctx, uid, name)
 }
 
-// reconcileServed takes from MPS servers the claims of no or another owner that have no record here and are gone from
-// the API server: those of a driver name that this node has no plugin of any more, and those that a plugin of a release
-// before owners left behind.
+// reconcileServed removes from MPS servers the claims of no owner or another one that have no record here and are gone from
+// the API server: those of a driver name that no longer has a plugin on this node, and those left by a plugin of a release
+// that did not register owners.
 func (s *Shares) reconcileServed(ctx context.Context, api API) {
 	if s.sharing == nil {
 		return
@@ -167,7 +167,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
 	served, err := s.sharing.ServedMPS(ctx)
 	if err != nil {
-		return // recoverMPS says so
+		return // recoverMPS logs it
 	}
 	for _, on := range served {
 		if on.Owner == s.ledger.id.Driver || s.ledger.accountsFor(on.Claim) {
@@ -185,7 +185,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 			err = s.lockAndStop(ctx, on.Claim, on.Server, gone)
 		}
 		if err != nil {
-			logger.Error(err, "Could not take a claim that is gone from an MPS server; retrying at the next reconcile", "server", on.Server,
+			logger.Error(err, "Could not remove a claim that is gone from an MPS server; retrying at the next reconcile", "server", on.Server,
 				"claimUID", on.Claim)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// sessions are those of the driver; without DriverSessions they are not distinguished.
+// sessions are the driver's sessions; without DriverSessions they are not distinguished.
 type sessions struct{ DriverSessions }
 
-// of is the present session of a GPU; empty where sessions are not distinguished.
+// of returns the current session of a GPU; empty if sessions are not distinguished.
 func (s sessions) of(gpuDevice string) string {
 	if s.DriverSessions == nil {
 		return ""
@@ -24,17 +24,17 @@ func (s sessions) of(gpuDevice string) string {
 	return s.Of(gpuDevice)
 }
 
-// current reports whether a session on record is the present one.
+// current reports whether a recorded session is the current one.
 func (s sessions) current(gpuDevice, session string) bool {
 	return s.DriverSessions == nil || session == s.of(gpuDevice)
 }
 
-// unbroken reports whether nobody else can have created a partition of a GPU in place of one of ours.
+// unbroken reports whether no one else can have replaced a partition that Cleave created on a GPU.
 func (s sessions) unbroken(gpuDevice string) bool {
 	return s.DriverSessions == nil || s.Unbroken(gpuDevice)
 }
 
-// owns reports whether the partition of a device on record is Cleave's own: it was not there before the claim, and no one
+// owns reports whether Cleave owns the partition of a recorded device: it did not exist before the claim, and no one
 // else can have created it since.
 func (s sessions) owns(d *records.Device) bool {
 	return d.Partition != nil && !d.Partition.Existing && s.current(d.GPU, d.Session)
@@ -51,7 +51,7 @@ func (s sessions) outlived(r *records.Record) []*records.Device {
 	return found
 }
 
-// proves reports whether the partition of an earlier session is proven to be the same still.
+// proves reports whether a partition of an earlier session is provably still the same.
 func (s sessions) proves(b *backend, d *records.Device) bool {
 	if d.Witness == "" || s.current(d.GPU, d.Session) {
 		return false
@@ -60,7 +60,7 @@ func (s sessions) proves(b *backend, d *records.Device) bool {
 	return err == nil && g != nil && s.Witness(g.Minor, d.Partition.GI) == d.Witness
 }
 
-// there reports whether all partitions of a prepared claim are still there. An error says nothing about them.
+// there reports whether all partitions of a prepared claim still exist. After an error that is unknown.
 func (s sessions) there(ctx context.Context, b *backend, r *records.Record) (bool, error) {
 	if len(s.outlived(r)) > 0 {
 		return false, nil
@@ -82,8 +82,8 @@ func (s sessions) there(ctx context.Context, b *backend, r *records.Record) (boo
 	return true, nil
 }
 
-// check fails if something lies where a claim had a partition in an earlier session of the driver: it may be the
-// claim's, and it may be someone else's. Where nothing does, the claim can have a new one.
+// check fails if there is a partition where a claim had one in an earlier driver session: it may be the
+// claim's or someone else's. If there is none, the claim can have a new one.
 func (s sessions) check(ctx context.Context, b *backend, r *records.Record) error {
 	for _, d := range s.outlived(r) {
 		g, err := locate(b, d)
@@ -99,14 +99,14 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 		}
 		if found != nil {
 			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, "+
-				"and GPU instance %d, which is there now, need not be it: delete the pod, and destroy the GPU instance, for instance "+
+				"and GPU instance %d, now in its place, may be a different one: delete the pod, and destroy the GPU instance, for instance "+
 				"with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
 		}
 	}
 	return nil
 }
 
-// renew notes the present session in a record, for partitions that are proven to be the same as before the driver was released. The
+// renew records the current session for partitions of a record that provably still exist after the driver was released. The
 // caller holds the locks of its GPUs.
 func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*records.Record, error) {
 	if l.sessions.DriverSessions == nil {
@@ -118,7 +118,7 @@ func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*rec
 		if d.Partition.Existing || !l.sessions.proves(b, d) {
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("A partition is of the present session of the driver", "claim", r.Claim, "device", d.Device,
+		klog.FromContext(ctx).V(2).Info("A partition was carried over to the current driver session", "claim", r.Claim, "device", d.Device,
 			"before", d.Session)
 		d.Session, d.Witness, changed = l.sessions.of(d.GPU), "", true
 	}
@@ -128,8 +128,8 @@ func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*rec
 	return renewed, l.write(renewed)
 }
 
-// EndSession ends the driver's present session: what was created in it no longer counts as Cleave's own, except partitions that
-// prove to be the same later. Call it after SetWaiting and Quiesce, and before the driver is released; hw is the hardware as it
+// EndSession ends the driver's current session: Cleave no longer owns the partitions created in it, except those that
+// later prove to be unchanged. Call it after SetWaiting and Quiesce, and before the driver is released; hw is the hardware as it
 // was. An error means that the driver must not be released.
 func (l *Ledger) EndSession(ctx context.Context, hw Hardware) error {
 	if l.sessions.DriverSessions == nil {
@@ -162,7 +162,7 @@ func (l *Ledger) closeRecords(ctx context.Context, hw Hardware) error {
 	return nil
 }
 
-// closeRecord notes what proves later that partitions of a claim are the same.
+// closeRecord records the witnesses that can later prove that a claim's partitions are unchanged.
 func (l *Ledger) closeRecord(ctx context.Context, hw Hardware, r *records.Record) error {
 	if len(r.Partitions()) == 0 || r.BootID != l.bootID {
 		return nil

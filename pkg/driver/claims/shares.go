@@ -16,23 +16,23 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// Shares makes GPUs and partitions shared as claims need it, in time or by MPS, and undoes it after the last of them.
+// Shares sets up time slicing and MPS on GPUs and partitions for claims, and reverts it after the last claim.
 type Shares struct {
 	ledger *Ledger
-	// sharing is nil where GPUs are not shared.
+	// sharing is nil if GPUs are not shared.
 	sharing Sharing
-	// restored is the hardware on which the intervals of time slices have been set since it was there.
+	// restored is the hardware whose time-slice intervals have been set since it became available.
 	restored atomic.Pointer[backend]
 }
 
-// errNoSharing is what claims for shares get without Sharing.
+// errNoSharing refuses shares without Sharing.
 var errNoSharing = errors.New("this plugin does not share GPUs")
 
-// start makes GPUs shared as a claim's devices need it, and fills in where their servers are.
+// start sets up sharing for a claim's devices, and fills in the directories of their servers.
 func (s *Shares) start(ctx context.Context, b *backend, r *records.Record, others map[string]gpuRecords) error {
 	for _, d := range withInterval(r) {
 		if by, _ := others[d.GPU].paced(); len(by) > 0 {
-			continue // it is so already, and nothing is run without need
+			continue // already set
 		}
 		if err := s.setInterval(ctx, b, d, d.Share.Interval); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
@@ -51,7 +51,7 @@ func (s *Shares) start(ctx context.Context, b *backend, r *records.Record, other
 	return nil
 }
 
-// restart starts the servers of a prepared claim that are missing. It reports whether the claim's GPUs are there.
+// restart starts missing servers of a prepared claim. It reports whether the claim's GPUs are present.
 func (s *Shares) restart(ctx context.Context, b *backend, r *records.Record) (bool, error) {
 	for _, d := range r.Shares(gpu.MPS) {
 		g, err := locate(b, d)
@@ -65,7 +65,7 @@ func (s *Shares) restart(ctx context.Context, b *backend, r *records.Record) (bo
 	return true, nil
 }
 
-// startServer has the MPS server of a device's GPU or partition serve a claim.
+// startServer makes the MPS server of a device's GPU or partition serve a claim.
 func (s *Shares) startServer(ctx context.Context, b *backend, r *records.Record, g *gpu.GPU, d *records.Device) (
 	pipeDir, shmDir string, err error) {
 	served := g.Whole()
@@ -79,7 +79,7 @@ func (s *Shares) startServer(ctx context.Context, b *backend, r *records.Record,
 	return s.sharing.StartMPS(ctx, r.Claim.UID, served, d.OwnUUID(), b.hardware.Node().Offer(g), d.Share.Limits())
 }
 
-// stop gives back what start did for a claim, as far as no other claim needs it.
+// stop reverts start for a claim, except what other claims still need.
 func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) error {
 	if s.sharing == nil {
 		return nil
@@ -96,8 +96,8 @@ func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) error 
 	return errors.Join(errs...)
 }
 
-// stopServer takes a claim from the MPS server of a device. After the last claim that shares a partition no server may run
-// there, not for a claim either that a plugin registered before it was killed: the partition is destroyed next.
+// stopServer removes a claim from the MPS server of a device. After the last claim of a partition no server may keep running,
+// not even for a claim that a plugin registered before it was killed: the partition is destroyed next.
 func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Device) error {
 	err := s.sharing.StopMPS(ctx, uid, d.Server())
 	if err != nil || d.Partition == nil || len(s.ledger.index.on(d.GPU, uid).served(d.Server())) > 0 {
@@ -106,7 +106,7 @@ func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Devic
 	return s.retain(ctx, d.Server())
 }
 
-// withInterval lists a record's time slices that ask for an interval, one for each GPU: those of one GPU ask for the same.
+// withInterval lists a record's time slices that request an interval, one per GPU: those of one GPU request the same interval.
 func withInterval(r *records.Record) []*records.Device {
 	var found []*records.Device
 	for _, d := range r.Shares(gpu.TimeSlice) {
@@ -119,7 +119,7 @@ func withInterval(r *records.Record) []*records.Device {
 
 func (s *Shares) setInterval(ctx context.Context, b *backend, d *records.Device, interval string) error {
 	if b.hardware == nil {
-		// That the plugin does not know the driver yet does not mean that none is loaded, which forgets no interval.
+		// That the plugin does not use the driver yet does not mean that none is loaded, so the interval may still be set.
 		return fmt.Errorf("set the time slices of %s to %s: %w", d.Device, interval, b.reason)
 	}
 	g, err := locate(b, d)
@@ -127,7 +127,7 @@ func (s *Shares) setInterval(ctx context.Context, b *backend, d *records.Device,
 	case err != nil:
 		return fmt.Errorf("set the time slices of %s to %s: %w", d.Device, interval, err)
 	case g == nil:
-		return nil // gone, and its interval with it
+		return nil // the GPU is gone, with its interval
 	case s.sharing == nil:
 		return errNoSharing
 	}

@@ -20,7 +20,7 @@ type unclaimed struct {
 	byGPU map[string][]gpu.Partition
 }
 
-// of lists those of a GPU; the list must not be changed.
+// of lists the unclaimed partitions of a GPU; the list must not be changed.
 func (u *unclaimed) of(gpuDevice string) []gpu.Partition {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -44,18 +44,18 @@ func (u *unclaimed) remove(gpuDevice string, part gpu.Partition) {
 	u.byGPU[gpuDevice] = slices.DeleteFunc(slices.Clone(u.byGPU[gpuDevice]), func(p gpu.Partition) bool { return samePlace(p, part) })
 }
 
-// occupant is what lies, unclaimed, where a device is to be, as last seen.
+// occupant is an unclaimed partition in the place of a device, as last seen.
 type occupant struct {
-	// partition is nil where there is none.
+	// partition is nil if there is none.
 	partition *gpu.Partition
-	// offered: it is just what the device is to be, and the policy has claims get it as it is.
+	// offered: it is exactly the partition of the device, and the policy offers it as it is.
 	offered bool
 }
 
-// blocks reports whether it keeps the device from being allocated.
+// blocks reports whether the occupant prevents the device from being allocated.
 func (o occupant) blocks() bool { return o.partition != nil && !o.offered }
 
-// occupantOf is what lies where a device of a GPU is to be, by the GPU's unclaimed partitions and its offer.
+// occupantOf returns the occupant of a device's place, given the GPU's unclaimed partitions and its offer.
 func occupantOf(all []gpu.Partition, offer *policy.Offer, want extent) occupant {
 	i := slices.IndexFunc(all, func(part gpu.Partition) bool { return want.collides(extentAt(want.gpu, part.Place())) })
 	if i < 0 {
@@ -64,13 +64,13 @@ func occupantOf(all []gpu.Partition, offer *policy.Offer, want extent) occupant 
 	return occupant{&all[i], want.is(all[i]) && all[i].CI != nil && offersExisting(offer)}
 }
 
-// offersExisting reports whether claims get the unclaimed partitions of a GPU as they are, by policy.
+// offersExisting reports whether the policy offers the unclaimed partitions of a GPU as they are.
 func offersExisting(offer *policy.Offer) bool {
 	mode := offer.PartitionMode()
 	return mode == policy.Layout || mode == policy.Existing
 }
 
-// FindUnmanaged looks for partitions that were created for no claim. Those that no layout has are unmanaged: they are
+// FindUnmanaged looks for partitions that were not created for a claim. Those that do not belong to a layout are unmanaged: they are
 // remembered, and never touched.
 func (p *Partitions) FindUnmanaged(ctx context.Context) {
 	b := p.gate.backend.Load()
@@ -103,7 +103,7 @@ func (p *Partitions) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
 	return nil
 }
 
-// note remembers the partitions of a GPU that were created for no claim; the caller holds its lock.
+// note remembers the unclaimed partitions of a GPU; the caller holds its lock.
 func (p *Partitions) note(ctx context.Context, g *gpu.GPU, all []gpu.Partition) {
 	name := g.PCI.DeviceName()
 	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
@@ -118,12 +118,12 @@ func containsPlace(all []gpu.Partition, p gpu.Partition) bool {
 	return slices.ContainsFunc(all, func(o gpu.Partition) bool { return samePlace(o, p) })
 }
 
-// Existing is a partition that is there before a claim has it.
+// Existing is a partition that exists before a claim gets it.
 type Existing struct {
 	Device, UUID string
 }
 
-// Existing lists those that can be allocated, in order of the devices.
+// Existing lists the existing partitions that can be allocated, in order of the devices.
 func (p *Partitions) Existing() []Existing {
 	b := p.gate.backend.Load()
 	if b.hardware == nil {
@@ -146,7 +146,7 @@ func (p *Partitions) Existing() []Existing {
 	return all
 }
 
-// Unclaimed are the places of a GPU's partitions that were created for no claim and are complete, in order of their GPU
+// Unclaimed returns the places of a GPU's unclaimed partitions that are complete, in order of their GPU
 // instances.
 func (p *Partitions) Unclaimed(g *gpu.GPU) []gpu.Place {
 	var places []gpu.Place

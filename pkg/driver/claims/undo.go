@@ -16,25 +16,25 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// undo undoes a preparation that failed, so that nothing is left behind; should even that fail, the record stays and says that
-// work is left. Where nothing was created, an earlier record stays as it is.
+// undo undoes a failed preparation, so that nothing is left behind; if that fails too, the record stays and shows that
+// work remains. If nothing was created, an earlier record stays unchanged.
 func (a *preparation) undo(ctx context.Context, cause error) error {
 	if !a.creates {
 		return cause
 	}
 	r := a.toRecord()
 	if errors.Is(cause, gpu.ErrLeftBehind) {
-		r.State = records.Preparing // what was created is found by its place
+		r.State = records.Preparing // the leftover is found by its place
 	}
-	// Not ctx: what was begun must be undone when the kubelet has given up waiting, too.
+	// Not ctx: the changes must be undone even if the kubelet has given up waiting.
 	if err := a.Preparer.undo(context.WithoutCancel(ctx), a.backend, r); err != nil {
 		return errors.Join(cause, err)
 	}
 	return errors.Join(cause, a.forget(r))
 }
 
-// Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
-// that has nothing is no error. What pods have that left processes is not allocated again
+// Unprepare releases a claim. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
+// without devices is not an error. Devices of pods that have left processes are not allocated again
 // before those have ended, see awaitEnded.
 func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 	have, err := p.recall(ctx, claim)
@@ -46,19 +46,19 @@ func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 	}
 	pods := podsUnseen
 	if have != nil {
-		if pods, err = p.users().awaitEnded(ctx, have); err != nil { // Quiesce need not wait for that
+		if pods, err = p.users().awaitEnded(ctx, have); err != nil { // Quiesce does not wait for this
 			return err
 		}
 	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	defer p.Ledger.corrupt.drop(claim.UID) // not to be created again
+	defer p.Ledger.corrupt.drop(claim.UID) // its record must not be created again
 	if have, err = p.find(claim.UID); err != nil {
 		return err
 	}
 	if have == nil {
 		p.Shares.stopServed(ctx, claim.UID)
-		return p.specs(p.id.Driver).RemoveClaim(claim.UID) // of a claim whose record was set aside
+		return p.specs(p.id.Driver).RemoveClaim(claim.UID) // for a claim whose record was set aside
 	}
 	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {
@@ -71,7 +71,7 @@ func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 	return p.release(ctx, claim.UID, pods)
 }
 
-// find returns the record of a claim that is prepared under the driver name; nil if there is none.
+// find returns the record of a claim that is prepared under this driver name; nil if there is none.
 func (p Named) find(uid types.UID) (*records.Record, error) {
 	r, err := p.Ledger.find(uid)
 	if r != nil && r.Driver != p.id.Driver {
@@ -80,11 +80,11 @@ func (p Named) find(uid types.UID) (*records.Record, error) {
 	return r, err
 }
 
-// errOtherName is that a claim with a corrupt record is allocated under another driver name.
+// errOtherName: a claim with a corrupt record is allocated under another driver name.
 var errOtherName = errors.New("the claim is allocated under another driver name")
 
-// recall finds the record of a claim that is to be unprepared. One that is corrupt is created again, so that the claim's devices are not
-// left behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
+// recall finds the record of a claim to unprepare. A corrupt one is created again, so that the claim's devices are not
+// left behind. The API server usually still has the claim; without it the devices cannot be found.
 func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, error) {
 	have, err := p.find(of.UID)
 	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
@@ -103,7 +103,7 @@ func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, e
 	}
 	switch driver {
 	case "":
-		return nil, nil //nolint:nilnil // nothing of it is here
+		return nil, nil //nolint:nilnil // it has no devices here
 	case p.id.Driver:
 	default:
 		return nil, errOtherName
@@ -111,12 +111,13 @@ func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, e
 	p.calls.RLock()
 	defer p.calls.RUnlock()
 	if _, err := p.prepare(ctx, claim, terms{adopt: true, counted: true}); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left counts as unmanaged", "claim", of)
+		klog.FromContext(ctx).Error(err, "Could not find the devices of a claim with a corrupt record; its partitions become unmanaged",
+			"claim", of)
 	}
 	return p.find(of.UID)
 }
 
-// release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the
+// release undoes and removes a claim's record, or marks it if its pods have left processes; the caller holds the
 // locks of its GPUs.
 func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) error {
 	have := p.Ledger.index.get(uid)
@@ -128,8 +129,8 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	}
 	b := p.backend.Load()
 	if pods == podsLeft {
-		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
-			klog.FromContext(ctx).Error(err, "Could not give back a share yet; retrying soon", "claim", have.Claim)
+		if err := p.Shares.stop(ctx, b, have); err != nil { // ending an MPS server ends its clients
+			klog.FromContext(ctx).Error(err, "Could not release a share yet; retrying soon", "claim", have.Claim)
 		}
 		return p.markReleasing(have, pods)
 	}
@@ -140,23 +141,23 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		return p.markReleasing(have, pods)
 	}
 	if err := p.undo(ctx, b, have); err != nil {
-		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes that are not the pod's
+		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
 		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
 			return errors.Join(err, p.markReleasing(have, pods))
 		}
-		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
-		// there is destroyed once it can be. And the pod need not wait: its shares are given back once those who share the GPU answer,
-		// and until then nothing but shares of the same kind can be had of it.
-		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; retrying soon", "claim", have.Claim)
+		// On a GPU that cannot be read, or in a partition that others use, the pod has no process left to wait for; its partitions
+		// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
+		// and until then only shares of the same kind can be allocated on the device.
+		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
 		return p.markReleasing(have, pods)
 	}
 	p.Ledger.index.undone(have)
 	return p.forget(have)
 }
 
-// undo gives back the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
-// holds the locks of its GPUs. An MPS server has its partition open, so a partition stays until its server has ended.
+// undo releases the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
+// holds the locks of its GPUs. An MPS server keeps its partition open, so a partition stays until its server has ended.
 func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
 	stopped := p.Shares.stop(ctx, b, r)
 	served := slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Partition != nil })
@@ -166,14 +167,14 @@ func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) erro
 	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs(r.Driver).RemoveClaim(r.Claim.UID))
 }
 
-// serverError is why the MPS server of a partition may not have ended. It is tried again, and no pod has to wait for it.
+// serverError: the MPS server of a partition may not have ended. It is retried, and no pod waits for it.
 type serverError struct{ err error }
 
 func (e *serverError) Error() string { return e.err.Error() }
 func (e *serverError) Unwrap() error { return e.err }
 
-// othersError is that a partition may be in use by claims whose records are corrupt. It is destroyed once that is known, and no pod
-// has to wait for it.
+// othersError: a partition may be in use by claims whose records are corrupt. It is destroyed once that is known, and no pod
+// waits for it.
 type othersError struct{ err error }
 
 func (e *othersError) Error() string { return e.err.Error() }
@@ -187,8 +188,8 @@ func (p *Preparer) forget(r *records.Record) error {
 	return p.Ledger.remove(r.Claim.UID)
 }
 
-// markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist. Pods that
-// have ended go from the record: what they had of a shared device is others' then.
+// markReleasing records that a claim is no longer allocated while its partitions, servers or processes still exist. Pods that
+// have ended are removed from the record: their amounts of a shared device are free then.
 func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
 	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
 		return err

@@ -16,38 +16,38 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// A pod that is deleted by force leaves the API server at once. Its claim is deallocated and the GPU allocated to the next
-// pod while the containers still end; the kubelet unprepares the claim some two seconds later. Where Prepare refused until
-// then, the kubelet would try again only after seven seconds or more, so it waits.
+// A force-deleted pod leaves the API server at once. Its claim is deallocated and the GPU allocated to the next
+// pod while the containers are still ending; the kubelet unprepares the claim some two seconds later. If Prepare refused until
+// then, the kubelet would retry only after seven seconds or more, so Prepare waits.
 
 const (
 	// prepareLimit bounds Prepare as a whole: the kubelet waits 45 s for the call (defaultClientCallTimeout of
-	// k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin v1.37.1), and an error that comes later is lost.
+	// k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin v1.37.1), and a later error would be lost.
 	prepareLimit = 42 * time.Second
 	// releaseTimeout bounds the wait for claims that are leaving.
 	releaseTimeout = 15 * time.Second
 	// startTimeout bounds the wait for a plugin that has just started.
 	startTimeout = 10 * time.Second
-	// askTimeout bounds the question which claims are leaving.
+	// askTimeout bounds finding out which claims are leaving.
 	askTimeout = 2 * time.Second
 	// finishTimeout bounds one attempt to complete releases.
 	finishTimeout = 5 * time.Second
-	// releaseRetry is the time between two attempts to finish a release. No event says that a process has ended, nor that
+	// releaseRetry is the time between two attempts to finish a release. No event reports that a process has ended, or that
 	// another plugin process has released a claim.
 	releaseRetry = time.Second
 )
 
-// releaseWait is one Prepare that waits.
+// releaseWait is a Prepare call that waits.
 type releaseWait struct {
 	Named
-	// gone are the claims that were found to be leaving, or not to be. One that is allocated the same device again meanwhile
-	// costs the wait, no more: its release asks again.
+	// gone tells for each claim that was checked whether it is leaving. If it is allocated the same device again meanwhile,
+	// that only costs the wait: its release checks again.
 	gone map[types.UID]bool
-	// finishing is why a release could not be finished; nil if none was tried.
+	// finishing is the error of the last unfinished release; nil if there was none.
 	finishing error
 }
 
-// prepareAfter prepares a claim once others have given back what is in its way. No lock is held while it waits.
+// prepareAfter prepares a claim once the claims that block it have been released. It holds no lock while it waits.
 func (p Named) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
 	w := &releaseWait{Named: p, gone: map[types.UID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, releaseTimeout)
@@ -62,7 +62,7 @@ func (p Named) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClai
 			return nil, refusal
 		}
 		if w.ask(waiting, blocked); !blocked.passes(w.leaving) {
-			if !blocked.counted || blocked.canPass(w.stays) { // it is not known of all of them
+			if !blocked.counted || blocked.canPass(w.stays) { // the state of some is unknown
 				return nil, refusal
 			}
 			return p.attempt(ctx, claim, terms{counted: true})
@@ -93,13 +93,13 @@ func (w *releaseWait) stays(uid types.UID) bool {
 	return known && !gone
 }
 
-// ask finds out which claims are leaving, until it is known whether that is enough. An API server that does not answer says
-// nothing of a claim, which then counts as staying.
+// ask finds out which claims are leaving, until the answer is clear. If the API server does not answer,
+// a claim counts as staying.
 func (w *releaseWait) ask(ctx context.Context, blocked *blockedError) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	for _, other := range blocked.by {
-		// What is not Prepared while its GPU's lock is free was cut short or given back: only work is left of it.
+		// A record that is not Prepared while its GPU's lock is free was interrupted or released: it only needs cleaning up.
 		if other.record.State != records.Prepared {
 			w.gone[other.record.Claim.UID] = true
 		}
@@ -114,14 +114,14 @@ func (w *releaseWait) ask(ctx context.Context, blocked *blockedError) {
 		}
 		_, gone, err := isGone(ctx, w.api, other.record)
 		if err != nil {
-			klog.FromContext(ctx).V(4).Info("Cannot find out whether a claim is leaving", "claim", other.record.Claim, "reason", err.Error())
+			klog.FromContext(ctx).V(4).Info("Cannot determine whether a claim is leaving", "claim", other.record.Claim, "reason", err.Error())
 			return
 		}
 		w.gone[uid] = gone
 	}
 }
 
-// finish completes releases that have begun, as far as that can be done now. A claim that is still Prepared is left to the
+// finish completes releases that have started, as far as possible now. A claim that is still Prepared is left to the
 // kubelet: only the kubelet knows when its containers have ended, and one that uses no GPU at the moment may do so later.
 func (w *releaseWait) finish(ctx context.Context, blocked *blockedError) {
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
@@ -142,11 +142,11 @@ func (w *releaseWait) finish(ctx context.Context, blocked *blockedError) {
 			klog.FromContext(ctx).V(4).Info("A claim cannot be released yet", "claim", r.Claim, "reason", err.Error())
 			continue
 		}
-		w.Ledger.changed() // its devices are not occupied any more
+		w.Ledger.changed() // its devices are no longer occupied
 	}
 }
 
-// await returns when it is worth trying again; an error once the timeout has expired.
+// await returns when another attempt is worthwhile; an error once the timeout has expired.
 func (w *releaseWait) await(waiting context.Context, blocked *blockedError, retry <-chan time.Time) error {
 	for {
 		changed := w.Ledger.index.next()
@@ -163,10 +163,10 @@ func (w *releaseWait) await(waiting context.Context, blocked *blockedError, retr
 	}
 }
 
-// giveUp says for whom it waited.
+// giveUp returns an error that names the claims it waited for.
 func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) error {
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("wait for the release of claims %s: %w", names, err)
+		return fmt.Errorf("wait for claims %s to be released: %w", names, err)
 	}
 	err := fmt.Errorf("timed out after %s waiting for claims %s to be released (deallocated, but their containers may still run): %w",
 		releaseTimeout, names, refusal)
@@ -176,16 +176,16 @@ func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) e
 	return err
 }
 
-// unchanged fails if a claim that has waited is not what it was: the kubelet read it before.
+// unchanged fails if a claim has changed while it waited: the kubelet read it before.
 func (w *releaseWait) unchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	now, err := w.api.Claim(ctx, claim.Namespace, claim.Name)
 	if err != nil {
-		return fmt.Errorf("read the claim again after it waited for its devices: %w", err)
+		return fmt.Errorf("read the claim again after waiting for its devices: %w", err)
 	}
 	if now == nil || now.UID != claim.UID || !apiequality.Semantic.DeepEqual(now.Status.Allocation, claim.Status.Allocation) {
-		return errors.New("the claim was deleted or allocated anew while it waited for its devices")
+		return errors.New("the claim was deleted or allocated again while it waited for its devices")
 	}
 	return nil
 }

@@ -86,8 +86,8 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 		"driver is released": {&fakeAPI{claims: claimList(next)}, func(_ *testing.T, b *bed) func() {
 			return after(3*time.Second+time.Millisecond, func() { b.SetWaiting(gpu.ErrDriverNotLoaded); b.Quiesce() })
 		}, 4 * time.Second, "cannot be used yet"},
-		"waiting claim is deleted":        {&fakeAPI{}, unprepared, time.Second, "deleted or allocated anew"},
-		"waiting claim is allocated anew": {&fakeAPI{claims: claimList(claimOn("b", 2))}, unprepared, time.Second, "deleted or allocated anew"},
+		"waiting claim is deleted":        {&fakeAPI{}, unprepared, time.Second, "deleted or allocated again"},
+		"waiting claim is allocated anew": {&fakeAPI{claims: claimList(claimOn("b", 2))}, unprepared, time.Second, "deleted or allocated again"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

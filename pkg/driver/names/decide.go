@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// Observed is what is known of another driver name.
+// Observed is the state of another driver name on the node.
 type Observed struct {
-	// Runs: a plugin of that name runs, which serves its claims itself.
+	// Runs: a plugin with that name is running and serves its claims itself.
 	Runs bool
-	// Published: its ResourceSlices are there, from which the scheduler may allocate.
+	// Published: its ResourceSlices still exist, so the scheduler may allocate from them.
 	Published bool
-	// Taken: another vendor's driver has the name on this node.
+	// Taken: another vendor's driver uses the name on this node.
 	Taken bool
-	// Listed: its claims were asked of the API server since the slices went.
+	// Listed: its claims were listed from the API server after its slices were deleted.
 	Listed bool
-	// Records and Allocated count its claims: those with a record, and those that are allocated and have none.
+	// Records and Allocated count its claims: those with a record, and allocated ones without.
 	Records, Allocated int
-	// Idle is for how long nothing of it was there.
+	// Idle is how long nothing of the name has been found.
 	Idle time.Duration
 }
 
-// Linger is how long a name is served after the last of its claims is gone: the kubelet may still have to unprepare a claim
-// whose pod was deleted by force, which only the kubelet knows, and a claim may have been allocated from slices that were
+// Linger is how long a name is served after its last claim is gone: the kubelet may still have to unprepare a claim
+// whose pod was force-deleted, which only the kubelet knows, and a claim may have been allocated from slices that were
 // just deleted.
 const Linger = 30 * time.Second
 
-// Plan is what to do about another driver name.
+// Plan is the decision about another driver name.
 type Plan struct {
-	// Hold: publish no device of the node yet.
+	// Hold: do not publish any device of the node yet.
 	Hold bool
-	// Serve the kubelet by that name, too, so that its pods can end.
+	// Serve the kubelet under that name as well, so that its pods can end.
 	Serve bool
-	// Retire: nothing is left of it; its files can go.
+	// Retire: nothing is left of the name; its files can be deleted.
 	Retire bool
 }
 
@@ -50,7 +50,7 @@ func Decide(o Observed) Plan {
 	return p
 }
 
-// Hold is why no device of the node may be published because of another driver name; empty where it may.
+// Hold explains why another driver name prevents publishing devices of the node; empty if it does not.
 func Hold(driver string, o Observed) string {
 	switch {
 	case !Decide(o).Hold:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package names knows under which driver names Cleave has served a node. A change of --driver-name leaves the state of the
-// earlier name behind: what is allocated under it stays allocated until its pods have ended.
+// Package names finds the driver names under which Cleave has served a node. Changing --driver-name leaves the state of the
+// earlier name behind: its allocations remain until their pods have ended.
 package names

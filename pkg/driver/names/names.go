@@ -18,10 +18,10 @@ import (
 // Running is the file, in the directory of a name, that a plugin of the name holds locked as long as it runs.
 const Running = "cleave.lock"
 
-// most bounds how many entries of the plugins directory are looked at: CSI drivers have theirs there, too.
+// most bounds the number of entries of the plugins directory to examine: CSI drivers have theirs there as well.
 const most = 1024
 
-// Find lists the driver names, other than one's own, by which Cleave has served the node, in order: each has a directory in the
+// Find lists the driver names, sorted and excluding own, under which Cleave has served the node: each has a directory in the
 // kubelet's plugins directory with the file Running. NVIDIA's own driver, whose name may be one of them, has no such file (it keeps a
 // checkpoint.json).
 func Find(pluginsDir, own string) ([]string, error) {
@@ -39,13 +39,13 @@ func Find(pluginsDir, own string) ([]string, error) {
 	return found, nil
 }
 
-// hasServed reports whether a plugin of Cleave has had a directory.
+// hasServed reports whether a directory belongs to a Cleave plugin, running or not.
 func hasServed(dir string) bool {
 	info, err := os.Lstat(filepath.Join(dir, Running))
 	return err == nil && info.Mode().IsRegular()
 }
 
-// Runs reports whether a plugin runs by the name of a state directory. It holds the directory's lock, in any release.
+// Runs reports whether a plugin is running with the given state directory. Plugins of all releases lock the directory.
 func Runs(dir string) (bool, error) {
 	file, err := os.OpenFile(filepath.Join(filepath.Clean(dir), Running), os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,7 +54,7 @@ func Runs(dir string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("check whether a plugin runs: %w", err)
 	}
-	defer func() { _ = file.Close() }() // and the lock with it
+	defer func() { _ = file.Close() }() // also releases the lock
 	err = store.Flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return true, nil

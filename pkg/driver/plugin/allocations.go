@@ -14,30 +14,30 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 )
 
-// Times between two attempts to list the claims of the cluster: the first, and the longest.
+// Intervals between two attempts to list the claims of the cluster: the first, and the longest.
 const (
 	listRetry       = 2 * time.Second
 	listRetryAtMost = time.Minute
 )
 
-// allocations keep known which claims have been allocated something of the node, alongside the control loop: a listing at the start,
-// and whenever the loop wants one or another driver name is looked at, and questions for single claims in between.
+// allocations tracks the claims that are allocated devices of the node, alongside the control loop: it lists claims at the start
+// and whenever the loop requests it or another driver name is checked, and reads single claims in between.
 type allocations struct {
 	// asking guards follower.
 	asking   sync.Mutex
 	follower *claims.Follower
 	// listed is called after each listing, with its error.
 	listed func(err error)
-	// wake has a value when a record may have gone, or a listing is wanted.
+	// wake has a value when a record may have been removed, or a listing is requested.
 	wake chan struct{}
 
 	mu sync.Mutex
-	// wanted is the time after which a listing is to begin. began is when the last one did that has succeeded, failed when one
-	// failed last; zero for never.
+	// A listing that began before wanted is out of date. began is when the last successful one began, failed when the last failed one
+	// ended; zero for never.
 	wanted, began, failed time.Time
 }
 
-// newAllocations has the claims listed at once.
+// newAllocations requests a first listing.
 func newAllocations(s *service) *allocations {
 	return &allocations{
 		follower: claims.NewFollower(s.engine.Ledger, cluster.Claims{Client: s.client}, s.names.inventory),
@@ -49,7 +49,7 @@ func newAllocations(s *service) *allocations {
 	}
 }
 
-// start lists and asks until the returned function is called.
+// start runs until the returned function is called.
 func (a *allocations) start(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -60,7 +60,7 @@ func (a *allocations) start(ctx context.Context) (end func()) {
 	}
 }
 
-// want has the claims listed, unless that was begun after a time already.
+// want requests a listing, unless one has begun after the given time.
 func (a *allocations) want(after time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,21 +70,21 @@ func (a *allocations) want(after time.Time) {
 	signal(a.wake)
 }
 
-// state is that of the listings.
+// state returns when listings last began and failed.
 func (a *allocations) state() (began, failed time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.began, a.failed
 }
 
-// due reports whether the claims are to be listed.
+// due reports whether a listing is due.
 func (a *allocations) due() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.began.Before(a.wanted)
 }
 
-// run lists and asks until ctx ends.
+// run lists and follows claims until ctx ends.
 func (a *allocations) run(ctx context.Context) {
 	pause, retry := listRetry, time.Time{}
 	for ctx.Err() == nil {
@@ -97,7 +97,7 @@ func (a *allocations) run(ctx context.Context) {
 		}
 		again, err := a.follow(ctx)
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Whether a claim is still allocated cannot be found out; its devices stay published")
+			klog.FromContext(ctx).Error(err, "Cannot determine whether a claim is still allocated; its devices stay published")
 		}
 		if !retry.IsZero() && (again.IsZero() || retry.Before(again)) {
 			again = retry
@@ -106,14 +106,14 @@ func (a *allocations) run(ctx context.Context) {
 	}
 }
 
-// follow asks for the claims that it is time to ask for.
+// follow reads the claims that are due.
 func (a *allocations) follow(ctx context.Context) (again time.Time, err error) {
 	a.asking.Lock()
 	defer a.asking.Unlock()
 	return a.follower.Follow(ctx, time.Now())
 }
 
-// await returns at a time, unless that is zero, and when there is something new.
+// await returns at the given time, unless that is zero, or when there is something new.
 func (a *allocations) await(ctx context.Context, at time.Time) {
 	var due <-chan time.Time
 	if !at.IsZero() {
@@ -145,8 +145,8 @@ func (a *allocations) list(ctx context.Context) bool {
 	}
 	a.mu.Unlock()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "What is allocated on this node cannot be found out; until then what is published stays, and nothing "+
-			"is withdrawn")
+		klog.FromContext(ctx).Error(err, "Cannot determine the allocations on this node; until then all published devices stay published "+
+			"and nothing is withdrawn")
 	}
 	a.listed(err)
 	return err == nil

@@ -20,8 +20,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// Reasons of Events about claims: something uses the partition of a pod that is to end, another step of Unprepare fails, an MPS
-// server does not start, or what a claim that has ended had cannot be given back.
+// Reasons of Events about claims: a partition of an ending pod is in use, another step of Unprepare fails, an MPS
+// server does not start, or devices of an ended claim cannot be released.
 const (
 	reasonInUse           = "PartitionInUse"
 	reasonUnprepareFailed = "UnprepareFailed"
@@ -29,16 +29,16 @@ const (
 	reasonNotReleased     = "ClaimNotReleased"
 )
 
-// releaseOperation is what Recover and Reconcile try with a claim that has ended.
+// releaseOperation is the attempt of Recover and Reconcile to release an ended claim.
 const releaseOperation = "release"
 
-// maxClaimEvents bounds the Events that wait to be written, and podsTimeout the question which pods they are about.
+// maxClaimEvents bounds the queue of Events, and podsTimeout finding the pods they are about.
 const (
 	maxClaimEvents = 64
 	podsTimeout    = 5 * time.Second
 )
 
-// claimEvents reports what is wrong with a claim on the claim and on its pods. A nil one reports nothing.
+// claimEvents reports problems of a claim on the claim and on its pods. A nil one reports nothing.
 type claimEvents struct {
 	claims claims.API
 	pods   *cluster.Pods
@@ -47,17 +47,17 @@ type claimEvents struct {
 	now    func() time.Time
 
 	mu sync.Mutex
-	// reported is why attempts fail. Each cause is reported once, though they are repeated every few seconds.
+	// reported is why attempts fail. Each cause is reported once, although attempts are repeated every few seconds.
 	reported map[attempted]report
 }
 
-// report is a cause that was reported, and when it was last found.
+// report is a reported cause, and when it was last observed.
 type report struct {
 	cause string
 	last  time.Time
 }
 
-// warning is an Event about a claim, for an attempt that failed.
+// warning is an Event about a failed attempt on a claim.
 type warning struct {
 	of              attempted
 	claim           records.Claim
@@ -70,8 +70,8 @@ func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) 
 	}
 }
 
-// prepared notes the outcome of a Prepare. The kubelet reports failures on the pod alone, and in its own words; what Cleave
-// adds is about servers that do not start. It does not wait.
+// prepared notes the outcome of a Prepare. The kubelet reports failures only on the pod, and in its own words; Cleave
+// adds Events about servers that do not start. It does not wait.
 func (c *claimEvents) prepared(claim records.Claim, err error) {
 	if c == nil {
 		return
@@ -81,7 +81,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case err == nil:
 		c.settle(a, attempted{releaseOperation, claim.UID})
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
-		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
+		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may differ between attempts
 		c.once(a, cause, func() bool {
 			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet retries; if this "+
 				"persists, fix the cause.", oneLine(start))})
@@ -89,20 +89,20 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	}
 }
 
-// unprepared notes the outcome of an Unprepare: the kubelet says no more of a failure than that it tries again. It does not wait.
+// unprepared notes the outcome of an Unprepare: the kubelet only reports that it retries. It does not wait.
 func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	if c == nil {
 		return
 	}
 	a := attempted{unprepareOperation, claim.UID}
-	if err == nil || errors.Is(err, context.Canceled) { // the plugin ends
+	if err == nil || errors.Is(err, context.Canceled) { // the plugin is stopping
 		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
 		return
 	}
 	next := warning{a, claim, reasonUnprepareFailed,
 		fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, fix the cause.", oneLine(err))}
 	cause, inUse, besides := causeOf(err)
-	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may change with each attempt
+	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may differ between attempts
 		cause = gpu.ErrInUse.Error()
 		next.message = fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, end those processes on the node.",
 			oneLine(err))
@@ -119,8 +119,8 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	c.once(a, cause, func() bool { return c.warn(next) })
 }
 
-// released notes whether what a claim had that has ended could be given back, unless an Unprepare reports the same. The claim and
-// its pods may be gone, so the Event is the node's, too. It does not wait.
+// released notes whether an ended claim could be released, unless an Unprepare reports the same. The claim and
+// its pods may be gone, so an Event is written on the node as well. It does not wait.
 func (c *claimEvents) released(claim records.Claim, err error) {
 	if c == nil {
 		return
@@ -143,10 +143,10 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	case inUse != nil:
 		err, remedy = inUse, "Once nothing uses the partition it is destroyed."
 	case errors.Is(err, gpu.ErrInUse):
-		cause, remedy = gpu.ErrInUse.Error(), "End those processes on the node; Cleave looks again within minutes."
+		cause, remedy = gpu.ErrInUse.Error(), "End those processes on the node; Cleave checks again within minutes."
 	}
 	c.once(a, cause, func() bool {
-		message := fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
+		message := fmt.Sprintf("Claim %s has ended, but its devices cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
 		if !c.warn(warning{a, claim, reasonNotReleased, message}) {
 			return false
 		}
@@ -155,9 +155,8 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	})
 }
 
-// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt, and are first
-// named by one of them. besides is what
-// else is wrong where a partition is in use.
+// causeOf returns the part of an error that identifies it: the processes that use a partition may differ between attempts, but
+// whether the error names any is part of it. besides are the other errors if a partition is in use.
 func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) {
 	if !errors.As(err, &inUse) {
 		return err.Error(), nil, nil
@@ -172,9 +171,9 @@ func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) 
 	return cause, inUse, besides
 }
 
-// notInUse are the joined errors that are not about the use of a partition.
+// notInUse returns the joined errors that are not about the use of a partition.
 func notInUse(err error) (all []error) {
-	switch e := err.(type) { //nolint:errorlint // each level is looked at
+	switch e := err.(type) { //nolint:errorlint // each level is inspected
 	case *claims.InUseError:
 		return nil
 	case interface{ Unwrap() []error }:
@@ -189,10 +188,10 @@ func notInUse(err error) (all []error) {
 	return []error{err}
 }
 
-// oneLine is the text of joined errors as part of a sentence.
+// oneLine formats joined errors as part of a sentence.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// once reports a cause unless it is the one that was reported last, or the report failed.
+// once reports a cause unless it is the last reported one; a failed report is repeated.
 func (c *claimEvents) once(a attempted, cause string, write func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,7 +212,7 @@ func (c *claimEvents) settle(all ...attempted) {
 	}
 }
 
-// fails reports whether an attempt has failed lately.
+// fails reports whether an attempt has failed recently.
 func (c *claimEvents) fails(a attempted) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,14 +221,14 @@ func (c *claimEvents) fails(a attempted) bool {
 	return fails
 }
 
-// forget drops what the kubelet does not try any more, as its pod was deleted by force; the caller holds mu.
+// forget drops attempts that the kubelet no longer repeats because the pod was force-deleted; the caller holds mu.
 func (c *claimEvents) forget(now time.Time) {
 	maps.DeleteFunc(c.reported, func(a attempted, r report) bool {
 		return a.operation != releaseOperation && now.Sub(r.last) > forgetAfter
 	})
 }
 
-// warn has an Event written on a claim and its pods, unless too many wait. It does not wait.
+// warn queues an Event on a claim and its pods, unless the queue is full. It does not wait.
 func (c *claimEvents) warn(w warning) bool {
 	select {
 	case c.queue <- w:
@@ -257,7 +256,7 @@ func (c *claimEvents) write(ctx context.Context, w warning) {
 	defer cancel()
 	claim, err := c.claims.Claim(ctx, w.claim.Namespace, w.claim.Name)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; the next attempt writes it",
+		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; leaving it to the next attempt",
 			"claim", w.claim, "reason", w.reason)
 		c.settle(w.of)
 		return

@@ -268,7 +268,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 		broken := errors.Join(errors.New("a"), errors.New("b"))
 		inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
 		processes := func(pid int) error { return fmt.Errorf("its pods still have processes [%d]: %w", pid, gpu.ErrInUse) }
-		const begin = "Claim ns/c (c-uid) has ended, but what it had cannot be allocated again: "
+		const begin = "Claim ns/c (c-uid) has ended, but its devices cannot be allocated again: "
 		const again = ". Cleave retries; if this persists, fix the cause."
 		for _, step := range []struct {
 			what string
@@ -282,7 +282,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 				begin + "partition gpu-0-mig-9-4 is in use. Once nothing uses the partition it is destroyed."},
 			{"removed", func() { c.released(claim, nil) }, ""},
 			{"its pods run", func() { c.released(claim, processes(1)) },
-				begin + processes(1).Error() + ". End those processes on the node; Cleave looks again within minutes."},
+				begin + processes(1).Error() + ". End those processes on the node; Cleave checks again within minutes."},
 			{"others of them", func() { c.released(claim, processes(2)) }, ""},
 			{"reported by Unprepare", func() { c.unprepared(claim, broken) }, "Cannot unprepare the claim: a; b. The kubelet retries; if this persists, fix the cause."},
 			{"and then not again", func() { c.released(claim, broken) }, ""},

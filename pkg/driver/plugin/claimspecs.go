@@ -13,19 +13,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/filewatch"
 )
 
-// reasonSpecRestored is the reason of Events about CDI specs of claims that something else has deleted.
+// reasonSpecRestored is the reason of Events about CDI specs of claims that were deleted by something else.
 const reasonSpecRestored = "CDISpecRestored"
 
-// specsSettle is how long after a change of the CDI directory specs are missed: the plugin itself removes that of a claim that ends
-// before its record.
+// specsSettle is the delay between a change of the CDI directory and the check for missing specs: the plugin itself removes the spec
+// of an ended claim before its record.
 const specsSettle = time.Second
 
-// claimSpecs has the CDI specs of claims written again that something else deletes, such as a script that cleans up: without its
+// claimSpecs restores CDI specs of claims that something else deletes, such as a cleanup script: without its
 // spec a container of the claim cannot restart ("unresolvable CDI devices").
 type claimSpecs struct {
 	dir    string
 	events *cluster.Events
-	// lack reports whether a spec is missing, and mark has it written.
+	// lack reports whether a spec is missing, and mark requests that it be written.
 	lack func() bool
 	mark func()
 }
@@ -42,13 +42,13 @@ func (s *claimSpecs) watch(ctx context.Context) {
 		}
 	})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Watching the CDI specs failed: those that are deleted are written at the next reconcile")
+		klog.FromContext(ctx).Error(err, "Watching the CDI specs failed; deleted ones will be restored at the next reconcile")
 	}
 }
 
-// restored reports a spec that was written again.
+// restored reports a restored spec.
 func (s *claimSpecs) restored(ctx context.Context, claim records.Claim) {
-	klog.FromContext(ctx).Info("The CDI spec of a claim was missing, and is written again", "claim", claim, "directory", s.dir)
-	s.events.Warn(reasonSpecRestored, "The CDI spec of claim "+claim.String()+" was missing, and is written again: if that happens again, "+
-		"find what deletes files in "+s.dir)
+	klog.FromContext(ctx).Info("The CDI spec of a claim was missing; it was written again", "claim", claim, "directory", s.dir)
+	s.events.Warn(reasonSpecRestored, "The CDI spec of claim "+claim.String()+" was missing; it was written again. If this recurs, "+
+		"find out which program deletes files in "+s.dir)
 }

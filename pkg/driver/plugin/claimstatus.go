@@ -12,13 +12,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
 )
 
-// statusDir is where is noted which claims have a status that the plugin wrote.
+// statusDir is the directory of notes about claims with a status that the plugin wrote.
 const statusDir = "status-notes"
 
-// reasonStatusRefused is the reason of Events about claims whose status the API server does not take.
+// reasonStatusRefused is the reason of Events about claims whose status the API server rejects.
 const reasonStatusRefused = "StatusRefused"
 
-// newStatus writes the status of a driver name's claims.
+// newStatus creates the writer of the status of a driver name's claims.
 func (s *service) newStatus(named claims.Named) (*claimstatus.Writer, error) {
 	notes, err := records.OpenStatusNotes(store.NewDisk(), filepath.Join(s.config.PluginsDir, named.Driver(), statusDir))
 	if err != nil {
@@ -29,7 +29,7 @@ func (s *service) newStatus(named claims.Named) (*claimstatus.Writer, error) {
 		Record: named.Record, Records: named.Records, Inventory: s.names.inventory, Seen: s.pods.Saw,
 		Refused: func(claim records.Claim, err error) {
 			s.events.WarnClaim(claim, reasonStatusRefused, fmt.Sprintf("The claim is prepared, but its status does not show its devices: %v. "+
-				"Report it with the plugin's log.", err))
+				"Please report this with the plugin's log.", err))
 		},
 	}), nil
 }

@@ -18,8 +18,8 @@ import (
 // searchLimit bounds the wait for searches of the driver's files, which take seconds.
 const searchLimit = 20 * time.Second
 
-// closedGPU keeps this process from opening a GPU that is closed for its reset: a search of the driver's files for a CDI spec
-// has an NVML session of its own, which opens GPUs.
+// closedGPU prevents this process from opening a GPU that is closed for a reset: a search of the driver's files for a CDI spec
+// has its own NVML session, which opens GPUs.
 type closedGPU struct {
 	searches *semaphore.Weighted
 
@@ -29,7 +29,7 @@ type closedGPU struct {
 
 func newClosedGPU() *closedGPU { return &closedGPU{searches: semaphore.NewWeighted(math.MaxInt64)} }
 
-// search begins a search; it fails at once while a GPU is closed.
+// search starts a search; it fails immediately while a GPU is closed.
 func (c *closedGPU) search() (done func(), err error) {
 	if !c.searches.TryAcquire(1) {
 		return nil, fmt.Errorf("search the driver's files, which opens GPUs: %w", gpu.ErrReleased)
@@ -37,7 +37,7 @@ func (c *closedGPU) search() (done func(), err error) {
 	return func() { c.searches.Release(1) }, nil
 }
 
-// close waits until no search runs, and begins none until open is called. It can be repeated.
+// close waits until no search is running, and prevents new ones until open is called. It can be repeated.
 func (c *closedGPU) close(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *closedGPU) close(ctx context.Context) error {
 	return nil
 }
 
-// open ends close.
+// open reverts close.
 func (c *closedGPU) open() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

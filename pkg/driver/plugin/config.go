@@ -21,17 +21,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
 )
 
-// Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
+// Config is the configuration of a plugin. Every path is as this process sees it, except DriverRoot.
 type Config struct {
-	// Version of the program, which metrics report.
+	// Version of the program, as reported in metrics.
 	Version    string
 	NodeName   string
 	DriverName string
-	// PodUID turns on rolling updates: old and new plugin serve concurrently, distinguished by it. Empty: one at a time.
+	// PodUID enables rolling updates: old and new plugin run concurrently, distinguished by it. Empty: one at a time.
 	PodUID string
 
-	// DaemonSet of the plugin's pod, as "namespace/name"; empty if there is none. Once it is gone, a plugin that ends
-	// with nothing allocated removes its files.
+	// DaemonSet of the plugin's pod, as "namespace/name"; empty if there is none. Once it is deleted, a plugin that ends
+	// without allocated claims removes its files.
 	DaemonSet string
 
 	// Kubeconfig is a file; empty for the service account of the pod.
@@ -42,17 +42,17 @@ type Config struct {
 	PluginsDir  string // the kubelet's plugins directory
 	RegistryDir string // the kubelet's plugins_registry directory
 	CDIDir      string
-	// HookDir is where the hook programs that CDI specs name are put, for all to run; empty for the plugin's own directory.
+	// HookDir is the directory of the hook programs that CDI specs refer to, executable by all users; empty for the plugin's own directory.
 	HookDir string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same directory as this process
-	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
+	// sees it; empty if the paths are equal. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
-	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
+	// NVMLLibrary is the path of libnvidia-ml.so.1; empty to search for it under the driver root.
 	NVMLLibrary string
 
-	// CgroupRoot is the root of the host's cgroup v2 hierarchy, or has those of version 1 in directories.
+	// CgroupRoot is the root of the host's cgroup v2 hierarchy, or contains the version 1 hierarchies as directories.
 	CgroupRoot string
 
 	Sysfs  string
@@ -60,14 +60,14 @@ type Config struct {
 
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
-	// PolicyFormat is what PolicyFile holds; the zero value for NodePolicies.
+	// PolicyFormat is the format of PolicyFile; the zero value for NodePolicies.
 	PolicyFormat policy.Format
-	// PolicyLabels are node labels of which the first that the node has names its policy; none for v1alpha1.PolicyLabel.
+	// PolicyLabels are node labels; the first of these present on the node selects its policy. Empty for v1alpha1.PolicyLabel.
 	PolicyLabels []string
-	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
+	// MPSSocket is the supervisor's socket; empty to disable MPS.
 	MPSSocket string
 
-	// ListAttributes publishes attributes as lists, if the API server takes them.
+	// ListAttributes publishes attributes as lists, if the API server accepts them.
 	ListAttributes bool
 
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
@@ -79,13 +79,13 @@ type Config struct {
 	ReconcileEvery time.Duration
 }
 
-// Validate reports every field that cannot be used, by its flag.
+// Validate reports every invalid field, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, nodeslices.CheckNodeName(c.NodeName), nodeslices.CheckDriverName(c.DriverName))
 	for _, label := range c.PolicyLabels {
 		if msgs := validation.IsQualifiedName(label); len(msgs) > 0 {
-			errs = append(errs, fmt.Errorf("--policy-labels: %q is no name of a label: %s", label, strings.Join(msgs, "; ")))
+			errs = append(errs, fmt.Errorf("--policy-labels: %q is not a valid label name: %s", label, strings.Join(msgs, "; ")))
 		}
 	}
 	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
@@ -127,7 +127,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkAddress returns what is wrong with --metrics-address; nil if nothing is.
+// checkAddress validates --metrics-address.
 func checkAddress(address string) error {
 	if address == "" {
 		return nil
@@ -142,21 +142,21 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// compatible reports whether manifests written for NVIDIA's DRA driver are to run unchanged.
+// compatible reports whether manifests written for NVIDIA's DRA driver must run unchanged.
 func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 
-// pluginDir is where sockets, records, locks and the hook of this driver live.
+// pluginDir is the directory of this driver's sockets, records, locks and hook.
 func (c *Config) pluginDir() string {
 	return filepath.Join(c.PluginsDir, c.DriverName)
 }
 
-// nodeDir is what plugins of all driver names on the node share.
+// nodeDir is the directory shared by plugins of all driver names on the node.
 func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, records.SharedDir) }
 
-// driverRoots are where to look for the driver.
+// driverRoots are the directories to search for the driver.
 func (c *Config) driverRoots() []driverroot.Root {
 	return driverroot.Candidates(c.DriverRoot, c.ContainerDriverRoot)
 }
 
-// bootID identifies the present boot of the node.
+// bootID identifies the current boot of the node.
 func (c *Config) bootID() (string, error) { return store.BootID(c.Procfs) }

@@ -19,7 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
+// restConfig sets rate limits that do not throttle a node full of claims: client-go's 5 requests a second make a
 // burst of pods wait for seconds.
 func restConfig(c Config) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
@@ -51,16 +51,16 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	return nil
 }
 
-// kubelet is how plugins meet the kubelet.
+// kubelet connects plugins to the kubelet.
 type kubelet struct {
 	config   *Config
 	metadata metadataFiles
-	// registered is when the kubelet registered a plugin last, in nanoseconds since 1970.
+	// registered is when the kubelet last registered a plugin, in nanoseconds since 1970.
 	registered atomic.Int64
 	inflight   inflight
 }
 
-// serve opens the sockets of a driver's name. A pod's UID distinguishes them from those of other plugins of that name.
+// serve opens the sockets of a driver name. The pod UID distinguishes them from those of other plugins of that name.
 func (k *kubelet) serve(
 	ctx context.Context, client kubernetes.Interface, driver, podUID string, p *plugin,
 ) (*kubeletplugin.Helper, error) {
@@ -75,7 +75,7 @@ func (k *kubelet) serve(
 		kubeletplugin.NodeName(k.config.NodeName),
 		kubeletplugin.RegistrarDirectoryPath(k.config.RegistryDir),
 		kubeletplugin.PluginDataDirectoryPath(dir),
-		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
+		// Locks are per GPU and hold across processes; the helper's single lock would serialize all claims.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(k.noteRegistration),
 		kubeletplugin.GRPCInterceptor(k.inflight.intercept),
@@ -91,7 +91,7 @@ func (k *kubelet) serve(
 	return helper, nil
 }
 
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin, and marks the answer as Cleave's.
+// noteRegistration detects that a kubelet, possibly restarted, registers the plugin, and marks the response as Cleave's.
 func (k *kubelet) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/GetInfo") {
 		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, k.config.DriverName)); err != nil {

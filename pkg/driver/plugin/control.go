@@ -22,14 +22,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/publisher"
 )
 
-// startUp is when the first publication is over, informers' first lists included.
+// startUp is when the first publication and the informers' first lists are complete.
 const startUp = 2 * time.Second
 
 // useHardware waits for the driver, lets claims be prepared, and runs the control loop until ctx ends or the driver was
 // released and is available again.
 func (s *service) useHardware(ctx context.Context) error {
 	installed := make(chan error, 1)
-	go func() { // some tens of milliseconds, alongside the driver's start
+	go func() { // takes some tens of milliseconds, alongside the driver's start
 		installed <- s.persist(ctx, func() (err error) {
 			s.specs.hook, err = installHook(ctx, &s.config)
 			return err
@@ -76,7 +76,7 @@ func (s *service) control(ctx context.Context, hw *hardware) error {
 	return s.loop.Release(ctx, why)
 }
 
-// setUpLoop waits for what the control loop needs to know of the cluster, and gives the loop its options.
+// setUpLoop waits for the cluster state that the control loop needs, and sets the loop's options.
 func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 	if err := s.cluster.Wait(ctx); err != nil {
 		return err
@@ -114,8 +114,8 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 	return nil
 }
 
-// runLoop runs the control loop, and what marks it, until ctx ends or the driver is to be released, which it returns the reason
-// for. The publisher goes on until endPublishing.
+// runLoop runs the control loop and its watchers until ctx ends or the driver must be released; why is the reason
+// for the release. The publisher continues until endPublishing.
 func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func(), why error) {
 	publishing, stopPublishing := context.WithCancel(ctx)
 	p := s.newPublisher()
@@ -134,13 +134,13 @@ func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func
 	}, why
 }
 
-// watch starts what marks the loop and what keeps the CDI spec complete, until ctx ends.
+// watch starts the watchers that mark the loop, and keeps the CDI spec complete, until ctx ends.
 func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
 		case <-time.After(startUp):
-			// Start-up leaves as much garbage as all that stays, and an idle process makes too little to collect it.
+			// Start-up produces as much garbage as live memory, and an idle process allocates too little to trigger a collection.
 			debug.FreeOSMemory()
 		}
 	})
@@ -156,13 +156,13 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	if path := s.config.PolicyFile; path != "" {
 		wg.Go(func() {
 			if err := filewatch.Watch(ctx, path, func() { s.loop.Mark(controller.Policies) }); err != nil {
-				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are seen late", "every", s.config.ReconcileEvery)
+				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are noticed late", "every", s.config.ReconcileEvery)
 			}
 		})
 	}
 }
 
-// newPublisher makes one that reports to the service.
+// newPublisher makes a publisher that reports to the service.
 func (s *service) newPublisher() *publisher.Publisher {
 	return publisher.NewPublisher(publisher.Options{
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
@@ -174,13 +174,13 @@ func (s *service) newPublisher() *publisher.Publisher {
 		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {
 			s.metrics.slicesDeleted.Add(float64(missing))
-			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted, and are published again. "+
-				"If it happens again, find in the audit log of the API server who deletes them.", missing, all))
+			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted and are published again. "+
+				"If this recurs, the API server's audit log shows who deletes them.", missing, all))
 		},
 	})
 }
 
-// openSession waits for the driver and reports what it waits for.
+// openSession waits for the driver and reports the reason while it waits.
 func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
 	session, err := nvml.Wait(ctx, s.driver.options(), s.config.DriverRetry, func(err error) {
@@ -205,8 +205,8 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	return session, nil
 }
 
-// offerGPUs writes the CDI spec and lets claims be prepared. GPUs that lack something are published with a taint, and their
-// claims fail and report what is missing, until it is there.
+// offerGPUs writes the CDI spec and lets claims be prepared. GPUs that cannot be injected yet are published with a taint, and their
+// claims fail with the reason until they can.
 func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 	s.specs.Static, err = newStatic(s, hw.DriverRoot(), s.config.DriverName, s.specs.hook, func() { s.loop.Mark(controller.Specs) })
 	if err != nil {
@@ -226,13 +226,13 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 	return nil
 }
 
-// forget drops what is known of a GPU that was removed.
+// forget drops the state of a GPU that was removed.
 func (s *service) forget(pci gpu.PCIAddress) {
 	s.health.set(pci, nil)
 	s.metrics.healthy.DeleteLabelValues(pci.DeviceName())
 }
 
-// awaitLabel waits until the node's label lets the driver be used, where an earlier run released it.
+// awaitLabel waits until the node's label permits using the driver, if an earlier run released it.
 func (s *service) awaitLabel(ctx context.Context) error {
 	if !s.marker.exists() {
 		return nil

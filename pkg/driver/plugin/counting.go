@@ -12,23 +12,23 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// Reasons of Events about what the cluster does not count: GPUs then offer fewer tiers than their policy has.
+// Reasons of Events about resources that the cluster does not count: GPUs then offer fewer tiers than their policy contains.
 const (
 	reasonNotCounted = "TiersNotCounted"
 	reasonCounted    = "TiersCounted"
 )
 
-// counting is what the cluster counts, and reports it.
+// counting tracks and reports which resources the cluster counts.
 type counting struct {
 	*cluster.Counting
 	metrics *metrics
 	events  *cluster.Events
 	changed func()
-	// missing: the cluster does not count all, as reported.
+	// missing: the cluster was reported not to count all resources.
 	missing bool
 }
 
-// report reports what the cluster does not count, and at the end that it does.
+// report reports resources that the cluster does not count, and once it counts all again.
 func (c *counting) report(ctx context.Context) {
 	counted, all := c.Counted(), true
 	report := func(what string, why error) {
@@ -39,20 +39,20 @@ func (c *counting) report(ctx context.Context) {
 		}
 		gauge.Set(1)
 		all = false
-		klog.FromContext(ctx).Info("GPUs offer fewer tiers than their policy has", "reason", why.Error())
+		klog.FromContext(ctx).Info("GPUs offer fewer tiers than their policy contains", "reason", why.Error())
 		c.events.Warn(reasonNotCounted, why.Error())
 	}
 	report("counters", counted.Counters)
 	report("shares", cmp.Or(counted.Shares, counted.SharesBeside))
 	if c.missing && all {
-		const message = "The cluster counts all tiers: GPUs offer what their policy has"
+		const message = "The cluster counts all tiers: GPUs offer all tiers of their policy"
 		klog.FromContext(ctx).Info(message)
 		c.events.Note(reasonCounted, message)
 	}
 	c.missing = !all
 }
 
-// follow follows what the cluster counts until ctx ends.
+// follow tracks which resources the cluster counts until ctx ends.
 func (c *counting) follow(ctx context.Context, every time.Duration) {
 	c.Follow(ctx, every, func() {
 		c.report(ctx)

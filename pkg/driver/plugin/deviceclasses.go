@@ -20,21 +20,21 @@ import (
 const reasonClassesMissing = "DeviceClassesMissing"
 
 const (
-	// classesSettle is how long DeviceClasses are to stay as they are before they are reported, and up to twice as long: an
-	// installation, an upgrade or a removal changes one after the other, and not all nodes write at the same moment.
+	// classesSettle is how long DeviceClasses must be unchanged before they are reported, up to twice as long with jitter: an
+	// installation, an upgrade or a removal changes one after the other, and not all nodes should write at the same moment.
 	classesSettle = 5 * time.Second
-	// maxNamedClasses bounds the classes that a message names.
+	// maxNamedClasses bounds the classes listed in a message.
 	maxNamedClasses = 5
 )
 
 // missingClasses reports DeviceClasses of the installation that do not exist: pods that request them stay Pending, and only an
-// admin can restore them, as no plugin may write classes. All nodes see the same, so the Event is one for the cluster.
+// admin can restore them, as plugins may not write classes. All nodes see the same, so there is one Event for the cluster.
 type missingClasses struct {
-	// find returns the plugin's DaemonSet and the classes that are missing; changed has a value when they may be others.
+	// find returns the plugin's DaemonSet and the missing classes; changed has a value when they may have changed.
 	find    func() (daemonSet *corev1.ObjectReference, missing []string)
 	changed <-chan struct{}
 	gauge   prometheus.Gauge
-	// warn writes the Event, retry is the time until it is tried again.
+	// warn writes the Event, retry is the time until the next attempt.
 	warn  func(ctx context.Context, daemonSet *corev1.ObjectReference, message string) error
 	retry time.Duration
 
@@ -70,7 +70,7 @@ func (m *missingClasses) run(ctx context.Context) {
 	}
 }
 
-// report sets the metric, and writes an Event once for each set of missing classes.
+// report sets the metric, and writes one Event for each new set of missing classes.
 func (m *missingClasses) report(ctx context.Context) error {
 	daemonSet, missing := m.find()
 	m.gauge.Set(float64(len(missing)))
@@ -85,7 +85,7 @@ func (m *missingClasses) report(ctx context.Context) error {
 	return nil
 }
 
-// classesMessage is the Event about missing classes; empty for none.
+// classesMessage is the text of the Event about missing classes; empty for none.
 func classesMessage(missing []string) string {
 	if len(missing) == 0 {
 		return ""

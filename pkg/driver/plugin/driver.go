@@ -20,16 +20,16 @@ import (
 // loaded is the file of procfs that exists while the driver's kernel module is loaded.
 const loaded = "driver/nvidia/version"
 
-// driverFiles finds the NVIDIA driver's library and reports whether the driver is still there. One goroutine uses it.
+// driverFiles finds the NVIDIA driver's library and reports whether the driver is still present. It is used by one goroutine.
 type driverFiles struct {
 	config *Config
-	// reportsLoaded is set where procfs reports whether the driver is loaded.
+	// reportsLoaded is set if procfs reports whether the driver is loaded.
 	reportsLoaded bool
-	library       string // where the driver's library was found last
-	root          string // the driver's root as this process sees it, while the driver is used
+	library       string // path where the driver's library was last found
+	root          string // the driver's root as this process sees it, while the driver is in use
 }
 
-// options are where to look for the driver.
+// options returns the places to search for the driver.
 func (d *driverFiles) options() nvml.Options {
 	roots := driverroot.Here(d.config.driverRoots())
 	return nvml.Options{
@@ -41,7 +41,7 @@ func (d *driverFiles) options() nvml.Options {
 	}
 }
 
-// used notes that the driver was found in a root. Not everywhere where there are GPUs does procfs report whether the driver is
+// used notes the root in which the driver was found. Not on every machine with GPUs does procfs report whether the driver is
 // loaded.
 func (d *driverFiles) used(root string) {
 	d.root = root
@@ -49,13 +49,13 @@ func (d *driverFiles) used(root string) {
 	d.reportsLoaded = err == nil
 }
 
-// released notes that the driver is not used any more: it may come back in any root.
+// released notes that the driver is no longer used: it may come back in any root.
 func (d *driverFiles) released() { d.root, d.library = "", "" }
 
-// missing is what of the driver is missing; nil if nothing is. While the driver is used it is looked for in its own root alone,
-// as another may have the library of a driver that does not run.
+// missing returns which part of the driver is missing; nil if it is complete. While the driver is in use, only its own root is searched,
+// as another one may contain the library of a driver that is not running.
 func (d *driverFiles) missing() error {
-	if _, err := os.Stat(d.library); d.library == "" || err != nil { // to search takes milliseconds, every two seconds
+	if _, err := os.Stat(d.library); d.library == "" || err != nil { // searching takes milliseconds, every two seconds
 		opts := d.options()
 		if d.root != "" {
 			opts.DriverRoot, opts.OtherRoots = d.root, nil
@@ -72,7 +72,7 @@ func (d *driverFiles) missing() error {
 
 func (d *driverFiles) loadedFile() string { return filepath.Join(d.config.Procfs, loaded) }
 
-// rootOf is the driver root that this process sees as a directory.
+// rootOf returns the driver root that this process sees as the given directory.
 func (c *Config) rootOf(here string) driverroot.Root {
 	roots := c.driverRoots()
 	for _, r := range roots {
@@ -86,8 +86,8 @@ func (c *Config) rootOf(here string) driverroot.Root {
 // releasedFile exists while the driver is released.
 const releasedFile = "released"
 
-// releaseMarker is a file that exists while the driver is released by the node's label: a plugin that starts then asks for the
-// label before it uses the driver. Else it need not wait for the API server.
+// releaseMarker is a file that exists while the driver is released by the node's label: a plugin that starts then reads the
+// label before it uses the driver. Otherwise it need not wait for the API server.
 type releaseMarker struct {
 	config *Config
 }
@@ -99,13 +99,13 @@ func (m releaseMarker) exists() bool {
 	return err == nil
 }
 
-// set creates the file, or removes it.
+// set creates or removes the file.
 func (m releaseMarker) set(ctx context.Context, released bool) {
 	err := os.Remove(m.path())
 	if released {
 		err = os.WriteFile(m.path(), nil, 0o600)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Saving whether the driver is released failed")
+		klog.FromContext(ctx).Error(err, "Could not save whether the driver is released")
 	}
 }

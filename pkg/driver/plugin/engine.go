@@ -13,17 +13,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 )
 
-// engine is the claims engine as the control loop uses it.
+// engine adapts the claims engine to the control loop.
 type engine struct {
 	*claims.Preparer
 	driver      string
 	allocations *allocations
 	hw          *hardware
 	api         cluster.Claims
-	// lists is asked again, alongside the loop, until the API server has answered. listed is called when the answer is new.
+	// lists is queried again, alongside the loop, until the API server has answered. listed is called when the answer is new.
 	lists  *cluster.Lists
 	listed func()
-	// sweep removes what is left of claims that were released without Unprepare.
+	// sweep cleans up after claims that were released without Unprepare.
 	sweep func(ctx context.Context)
 }
 
@@ -35,7 +35,7 @@ func (e engine) List(after time.Time)                 { e.allocations.want(after
 func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }
 func (e engine) EndSession(ctx context.Context) error { return e.Ledger.EndSession(ctx, e.hw) }
 
-// Records are the allocations under the plugin's own driver name.
+// Records returns the allocations under the plugin's own driver name.
 func (e engine) Records() []*records.Record {
 	return claims.Under(e.driver, e.Ledger.Allocations())
 }

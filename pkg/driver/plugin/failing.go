@@ -19,25 +19,25 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// Reasons of errors, values of the label reason.
+// Error reasons, the values of the label reason.
 const (
 	reasonDriver   = "driver-unavailable" // the NVIDIA driver does not answer, or was released
-	reasonInvalid  = "invalid-claim"      // the allocation or its parameters do not fit what the node offers
-	reasonTaken    = "allocated"          // another claim has what this one was allocated
+	reasonInvalid  = "invalid-claim"      // the allocation or its parameters do not match the node's offer
+	reasonTaken    = "allocated"          // the devices are in use by another claim
 	reasonBusy     = "in-use"             // a process uses the partition or the GPU
 	reasonGPU      = "gpu-unusable"       // the GPU is lost, unreadable, replaced, or lacks a partition's resources
 	reasonMPS      = "mps-unavailable"    // the MPS supervisor does not answer
-	reasonTimeout  = "timeout"            // the time for the call was over
+	reasonTimeout  = "timeout"            // the call timed out
 	reasonDisk     = "disk"               // a file could not be read or written
 	reasonOtherErr = "other"
 )
 
-// reasons lists them.
+// reasons lists all reasons.
 func reasons() []string {
 	return []string{reasonDriver, reasonInvalid, reasonTaken, reasonBusy, reasonGPU, reasonMPS, reasonTimeout, reasonDisk, reasonOtherErr}
 }
 
-// reasonOf is the reason that an error is counted under.
+// reasonOf returns the reason under which an error is counted.
 func reasonOf(err error) string {
 	is := func(some ...error) bool {
 		for _, e := range some {
@@ -70,11 +70,11 @@ func reasonOf(err error) string {
 	}
 }
 
-// forgetAfter is when a claim that is not tried any more counts as failing no longer: its pod was deleted. The kubelet retries
-// within a minute and a half (k8s.io/kubernetes/pkg/kubelet/pod_workers.go, completeWork).
+// forgetAfter is the time after which a claim that is no longer tried stops counting as failing: its pod was deleted. The kubelet
+// retries within a minute and a half (k8s.io/kubernetes/pkg/kubelet/pod_workers.go, completeWork).
 const forgetAfter = 10 * time.Minute
 
-// failing are the claims whose last attempt failed, and since when.
+// failing tracks the claims whose last attempt failed, and since when.
 type failing struct {
 	now func() time.Time
 
@@ -82,20 +82,20 @@ type failing struct {
 	claims map[attempted]failure
 }
 
-// attempted is what was tried with a claim.
+// attempted is an operation on a claim.
 type attempted struct {
 	operation string
 	claim     types.UID
 }
 
-// failure is when a claim failed first since it last succeeded, and last.
+// failure holds the times of a claim's first failure since its last success, and of its last failure.
 type failure struct{ first, last time.Time }
 
 func newFailing(now func() time.Time) *failing {
 	return &failing{now: now, claims: map[attempted]failure{}}
 }
 
-// note notes the outcome of an attempt. A claim that was unprepared is not to be prepared any more.
+// note notes the outcome of an attempt. Prepare no longer counts for a claim that was unprepared.
 func (f *failing) note(operation string, claim types.UID, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +115,7 @@ func (f *failing) note(operation string, claim types.UID, err error) {
 	f.claims[a] = since
 }
 
-// forget drops claims that are not tried any more; the caller holds mu.
+// forget drops claims that are no longer tried; the caller holds mu.
 func (f *failing) forget(now time.Time) {
 	maps.DeleteFunc(f.claims, func(_ attempted, since failure) bool { return now.Sub(since.last) > forgetAfter })
 }

@@ -13,17 +13,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// lookEvery is the time between two looks for GPUs that were added, replaced or removed. A look that finds nothing lists
+// lookEvery is the time between two searches for GPUs that were added, replaced or removed. A search without changes lists
 // one directory of sysfs.
 const lookEvery = 10 * time.Second
 
-// finder looks for GPUs alongside the control loop, which a GPU that hangs at its first handle would keep waiting.
+// finder searches for GPUs alongside the control loop, which would otherwise block on a GPU that hangs on its first handle.
 type finder struct {
-	// now has a value when there is a reason to look before the time, links when NVLinks are to be read again.
+	// now triggers an immediate search, links triggers reading NVLinks again.
 	now, links chan struct{}
 	// found is called after the inventory of the session has changed.
 	found func()
-	// problem is what was logged last.
+	// problem is the last logged problem.
 	problem string
 }
 
@@ -31,14 +31,14 @@ func newFinder(found func()) finder {
 	return finder{now: make(chan struct{}, 1), links: make(chan struct{}, 1), found: found}
 }
 
-// inventory is what a finder asks of the hardware.
+// inventory is the part of the hardware that a finder uses.
 type inventory interface {
 	Node() *gpu.Node
 	Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error)
 	RereadLinks(ctx context.Context) (changed bool)
 }
 
-// run looks until ctx ends.
+// run searches until ctx ends.
 func (f *finder) run(ctx context.Context, in inventory, allocated func(pci gpu.PCIAddress) bool) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -49,12 +49,12 @@ func (f *finder) run(ctx context.Context, in inventory, allocated func(pci gpu.P
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			// A registration that was pending may be completed by now, and its cluster be known.
+			// A pending fabric registration may be complete by now, and its cluster known.
 			links = wanted || slices.ContainsFunc(in.Node().GPUs, func(g gpu.GPU) bool { return g.FabricState.Pending() })
 			wanted = false
 		case <-f.now:
 		case <-f.links:
-			wanted = true // with the next tick: partitions come and go in bursts
+			wanted = true // at the next tick: partitions come and go in bursts
 			continue
 		}
 		changed, err := in.Rediscover(ctx, allocated)
@@ -69,7 +69,7 @@ func (f *finder) run(ctx context.Context, in inventory, allocated func(pci gpu.P
 	}
 }
 
-// report logs why GPUs could not be looked for, once each.
+// report logs each reason why the search failed once.
 func (f *finder) report(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil {
 		f.problem = ""
@@ -81,7 +81,7 @@ func (f *finder) report(ctx context.Context, err error) {
 	}
 }
 
-// isAllocated reports whether anything of a GPU is allocated.
+// isAllocated reports whether any device of a GPU is allocated.
 func isAllocated(all []*records.Record, pci gpu.PCIAddress) bool {
 	return slices.ContainsFunc(all, func(r *records.Record) bool { return slices.Contains(r.GPUs(), pci.DeviceName()) })
 }

@@ -18,22 +18,22 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
-// hardware is an NVML session whose GPUs offer what the control loop decides.
+// hardware is an NVML session with the offer that the control loop decides.
 type hardware struct {
 	*nvml.Session
 	node atomic.Pointer[policy.Node]
-	// look takes a value when GPUs are to be looked for at once.
+	// look triggers an immediate search for GPUs.
 	look chan<- struct{}
-	// changed is called after a GPU was reset into another MIG mode and opened again; nil for nobody.
+	// changed is called after a GPU was reset into another MIG mode and opened again; may be nil.
 	changed func(pci gpu.PCIAddress)
 	closed  *closedGPU
 	ended   sync.Once
 }
 
-// Node is the inventory with what its GPUs offer; nil before that is decided.
+// Node returns the inventory with the offer of its GPUs; nil before that is decided.
 func (h *hardware) Node() *policy.Node { return h.node.Load() }
 
-// end ends the NVML session; it can be called again.
+// end ends the NVML session; it can be repeated.
 func (h *hardware) end(ctx context.Context) {
 	h.ended.Do(func() {
 		if err := h.Close(); err != nil {
@@ -42,7 +42,7 @@ func (h *hardware) end(ctx context.Context) {
 	})
 }
 
-// VerifyGPU has GPUs looked for at once where the inventory is found to be wrong.
+// VerifyGPU triggers an immediate search for GPUs if the inventory turns out to be wrong.
 func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	err := h.Session.VerifyGPU(ctx, g)
 	if h.look != nil && (errors.Is(err, gpu.ErrReplaced) || errors.Is(err, gpu.ErrMinorChanged)) {
@@ -51,7 +51,7 @@ func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	return err
 }
 
-// SetMIG has the inventory read again at once where the mode turns out to need a reset.
+// SetMIG triggers reading the inventory again if the mode turns out to need a reset.
 func (h *hardware) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
 	err := h.Session.SetMIG(ctx, pci, enable)
 	if h.look != nil && errors.Is(err, gpu.ErrResetRequired) {
@@ -60,7 +60,7 @@ func (h *hardware) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) 
 	return err
 }
 
-// Release closes a GPU, and keeps searches of the driver's files from opening it.
+// Release closes a GPU, and prevents searches of the driver's files from opening it.
 func (h *hardware) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	if err := h.closed.close(ctx); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (h *hardware) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	return err
 }
 
-// Retake opens a GPU again. What was wrong with it is over only if it was reset for certain, which another mode shows.
+// Retake opens a GPU again. Its earlier conditions are over only if it was certainly reset, which a changed mode proves.
 func (h *hardware) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 	defer h.closed.open()
 	before := h.Session.Node().Find(pci.DeviceName())
@@ -84,7 +84,7 @@ func (h *hardware) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 	return err
 }
 
-// controlled is the hardware as the control loop uses it.
+// controlled adapts the hardware to the control loop.
 type controlled struct {
 	*service
 	hw *hardware
@@ -96,18 +96,18 @@ func (c controlled) Offer(offered *policy.Node) { c.hw.node.Store(offered) }
 func (c controlled) RereadLinks()               { signal(c.finder.links) }
 func (c controlled) Close(ctx context.Context)  { c.hw.end(ctx); c.driver.released() }
 
-// SyncInventory notes the driver's session of added GPUs and writes the CDI spec anew.
+// SyncInventory notes the driver session of added GPUs and rewrites the CDI spec.
 func (c controlled) SyncInventory(ctx context.Context, inventory *gpu.Node) {
 	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
-		// Without it partitions on record are not taken for the plugin's own, which leaves them alone.
-		klog.FromContext(ctx).Error(err, "Saving the driver session of GPUs that have changed failed")
+		// Without it the plugin does not own the recorded partitions, and leaves them alone.
+		klog.FromContext(ctx).Error(err, "Could not save the driver session of changed GPUs")
 	}
-	if err := c.specs.Refresh(ctx, inventory); err != nil { // tried again by specs.keep
-		klog.FromContext(ctx).Error(err, "Writing the CDI spec for GPUs that have changed failed")
+	if err := c.specs.Refresh(ctx, inventory); err != nil { // retried by specs.keep
+		klog.FromContext(ctx).Error(err, "Could not write the CDI spec of changed GPUs")
 	}
 }
 
-// deviceNames are the whole-GPU devices of a node.
+// deviceNames returns the whole-GPU devices of a node.
 func deviceNames(inventory *gpu.Node) []string {
 	names := make([]string, 0, len(inventory.GPUs))
 	for i := range inventory.GPUs {
@@ -116,8 +116,8 @@ func deviceNames(inventory *gpu.Node) []string {
 	return names
 }
 
-// MemoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs the hook that asks
-// it to where there is any.
+// MemoryLimits determines on which GPUs the driver can limit the memory of a container, and installs the hook that requests the
+// limits if there is any such GPU.
 func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error) {
 	limited := map[gpu.PCIAddress]bool{}
 	if !isCgroup2(c.config.CgroupRoot) {

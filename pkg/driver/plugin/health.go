@@ -27,7 +27,7 @@ import (
 // would count as an error.
 const emptyEvery = 20 * time.Second
 
-// gpuHealth is what is known of the health of the node's GPUs. The zero value knows nothing and reports nothing.
+// gpuHealth holds the health of the node's GPUs. The zero value knows nothing and reports nothing.
 type gpuHealth struct {
 	pool string
 	// changed is called after conditions of a GPU have changed.
@@ -47,7 +47,7 @@ func newGPUHealth(pool string, changed func()) gpuHealth {
 	}
 }
 
-// of are the conditions of a GPU, the worst first.
+// of returns the conditions of a GPU, the worst first.
 func (h *gpuHealth) of(pci gpu.PCIAddress) []health.Condition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,19 +62,19 @@ func (h *gpuHealth) set(pci gpu.PCIAddress, conditions []health.Condition) {
 	h.changed()
 }
 
-// all are the conditions of all GPUs.
+// all returns the conditions of all GPUs.
 func (h *gpuHealth) all() map[gpu.PCIAddress][]health.Condition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return maps.Clone(h.conditions)
 }
 
-// covering are the conditions that are about something that a shape has.
+// covering returns the conditions that affect a shape.
 func covering(conditions []health.Condition, s gpu.Shape) []health.Condition {
 	return slices.DeleteFunc(slices.Clone(conditions), func(c health.Condition) bool { return !c.Covers(s) })
 }
 
-// report makes a report of the health of all devices for the kubelet. Whoever calls it vouches that what is known is so now.
+// report makes a report of the health of all devices for the kubelet. Calling it asserts that the conditions are up to date.
 func (h *gpuHealth) report(offered *policy.Node, now time.Time) {
 	report := kubeletplugin.DeviceHealthReport{}
 	for i := range offered.GPUs {
@@ -94,15 +94,15 @@ func (h *gpuHealth) report(offered *policy.Node, now time.Time) {
 	h.next = make(chan struct{})
 }
 
-// latest is the last report, and a channel that is closed when there is a newer one.
+// latest returns the last report, and a channel that is closed when there is a newer one.
 func (h *gpuHealth) latest() (kubeletplugin.DeviceHealthReport, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last, h.next
 }
 
-// watch sends each report until ctx ends. A report of devices is never repeated: should the GPUs not be looked at any
-// more, the kubelet has to come to know.
+// watch sends each report until ctx ends. A report of devices is never repeated: if the GPUs are no longer
+// checked, the kubelet must notice.
 func (h *gpuHealth) watch(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	for {
 		report, next := h.latest()
@@ -124,7 +124,7 @@ func (h *gpuHealth) watch(ctx context.Context, reports chan<- kubeletplugin.Devi
 	}
 }
 
-// messages words conditions for people.
+// messages formats conditions for people.
 func messages(conditions []health.Condition) string {
 	var all []string
 	for _, c := range conditions {
@@ -133,15 +133,15 @@ func messages(conditions []health.Condition) string {
 	return strings.Join(all, "; ")
 }
 
-// watchHealth looks at the health of all GPUs once, and then watches it until ctx ends or what is returned is called, which
-// can be called again.
+// watchHealth checks the health of all GPUs once, and then watches it until ctx ends or the returned function is called, which
+// can be repeated.
 func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
 		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.Ledger.Allocations,
 		migChanged: func() { s.loop.Mark(controller.Partitions) },
 		logger:     klog.FromContext(ctx),
 	})
-	hw.changed = m.Forget // no mode changes before the loop runs
+	hw.changed = m.Forget // modes do not change before the loop runs
 	ctx, cancel := context.WithCancel(ctx)
 	m.Start(ctx)
 	var wg sync.WaitGroup
@@ -152,27 +152,27 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	}
 }
 
-// monitored is hardware as the health monitor uses it.
+// monitored adapts the hardware to the health monitor.
 type monitored struct{ *hardware }
 
-// Node is the inventory.
+// Node returns the inventory.
 func (m monitored) Node() *gpu.Node { return m.hardware.Node().Node }
 
-// Closed reports whether a GPU is closed to be reset.
+// Closed reports whether a GPU is closed for a reset.
 func (m monitored) Closed(g *gpu.GPU) bool { return errors.Is(m.Usable(g), gpu.ErrReleased) }
 
-// IgnoredXIDs are those that the policy of a GPU ignores.
+// IgnoredXIDs returns the XIDs that the policy of a GPU ignores.
 func (m monitored) IgnoredXIDs(g *gpu.GPU) []int { return m.hardware.Node().Offer(g).Health.IgnoreXIDs }
 
 func (m monitored) Events(ctx context.Context) (health.Events, error) {
 	events, err := m.hardware.Events(ctx)
 	if err != nil {
-		return nil, err // and no Events that hold a nil pointer
+		return nil, err // not Events that hold a nil pointer
 	}
 	return events, nil
 }
 
-// healthReporter passes on what the monitor finds.
+// healthReporter reports the findings of the monitor.
 type healthReporter struct {
 	hw         *hardware
 	health     *gpuHealth
@@ -191,7 +191,7 @@ func (r *healthReporter) XID(g *gpu.GPU, e gpu.Event) {
 	r.logger.V(2).Info("XID", "xid", e.XID, "gpuInstance", e.GI, "gpu", g.PCI.DeviceName(), "uuid", g.UUID)
 }
 
-// Changed reports to metrics, log, node, claims and, by the control loop, the scheduler.
+// Changed reports to metrics, log, node, claims and, through the control loop, the scheduler.
 func (r *healthReporter) Changed(c health.Change) {
 	name := controller.Describe(c.GPU)
 	healthy := 1.0
@@ -223,7 +223,7 @@ func (r *healthReporter) Changed(c health.Change) {
 	}
 }
 
-// usedBy ends a sentence with the claims that it concerns.
+// usedBy returns the end of a sentence: the affected claims.
 func usedBy(claims []records.Claim) string {
 	if len(claims) == 0 {
 		return ""
@@ -235,7 +235,7 @@ func usedBy(claims []records.Claim) string {
 	return ". Claims that use it: " + strings.Join(names, ", ")
 }
 
-// claims are those that have something of a GPU that one of the conditions is about.
+// claims returns the claims with devices of a GPU that one of the conditions affects.
 func (r *healthReporter) claims(of *gpu.GPU, conditions []health.Condition) []records.Claim {
 	var using []records.Claim
 	for _, record := range r.records() {

@@ -17,26 +17,26 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
-// lookTimeout bounds a look at the open files of all processes. Whoever asks holds the lock of a GPU.
+// lookTimeout bounds a scan of the open files of all processes. The caller holds the lock of a GPU.
 const lookTimeout = 2 * time.Second
 
-// holders finds the processes that have GPUs or partitions open. One look is under way at a time: it reads what others have open, and
-// should it hang, there is not to be another one.
+// holders finds the processes that have GPUs or partitions open. Only one scan runs at a time: it reads other processes' open files, and
+// if it hangs, there must not be a second one.
 type holders struct {
 	list func(context.Context, *gpu.GPU, *gpu.Partition) ([]processes.Process, error)
-	turn chan struct{} // has a value while a look is under way
+	turn chan struct{} // has a value while a scan is running
 }
 
 func newHolders(list func(context.Context, *gpu.GPU, *gpu.Partition) ([]processes.Process, error)) *holders {
 	return &holders{list: list, turn: make(chan struct{}, 1)}
 }
 
-// errLooking says that what a process has open could not be read in time.
+// errLooking: the open files of processes could not be read in time.
 var errLooking = errors.New("the open files of the node's processes cannot be read in time")
 
-// of is a claims.FindHolders.
+// of implements claims.FindHolders.
 func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]claims.Holder, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // the kubelet may have given up waiting
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // even if the kubelet has given up waiting
 	defer cancel()
 	select {
 	case h.turn <- struct{}{}:
@@ -65,13 +65,13 @@ func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]cl
 	}
 }
 
-// deviceFiles are the device files of GPUs and partitions.
+// deviceFiles finds the device files of GPUs and partitions.
 type deviceFiles struct {
 	config *Config
 	tool   *smi.Tool
 }
 
-// holders lists the processes that have a GPU open, or one of its partitions if that is not nil.
+// holders lists the processes that have a GPU open, or one of its partitions if part is not nil.
 func (d deviceFiles) holders(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]processes.Process, error) {
 	if part == nil {
 		root := d.tool.Root().Devices()

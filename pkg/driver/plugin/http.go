@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// readiness is what /readyz reports.
+// readiness is the state that /readyz reports.
 type readiness struct {
 	mu          sync.Mutex
 	startErr    error
@@ -34,14 +34,14 @@ type readiness struct {
 	publishOK   bool
 }
 
-// started sets why the start is delayed; nil once it goes on.
+// started sets why the start is delayed; nil once it continues.
 func (r *readiness) started(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.startErr = err
 }
 
-// nameConflict sets that another driver of the same name is on the node.
+// nameConflict sets which other driver of the same name is on the node.
 func (r *readiness) nameConflict(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,14 +54,14 @@ func (r *readiness) driver(err error) {
 	r.driverErr, r.driverOK = err, err == nil
 }
 
-// cluster sets why the cluster state is not known yet.
+// cluster sets why the cluster state is unknown.
 func (r *readiness) cluster(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clusterErr = err
 }
 
-// listed sets why it is not known what is allocated.
+// listed sets why the allocations are unknown.
 func (r *readiness) listed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,7 +75,7 @@ func (r *readiness) policy(err error) {
 	r.policyErr = err
 }
 
-// conflict sets who else offers GPUs of the node.
+// conflict sets which other driver or device plugin offers GPUs of the node.
 func (r *readiness) conflict(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,9 +102,9 @@ func (r *readiness) err() error {
 	case r.clusterErr != nil:
 		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
 	case r.listErr != nil && !r.publishOK:
-		return fmt.Errorf("waiting for the API server: what is allocated on the node is not known: %w", r.listErr)
+		return fmt.Errorf("waiting for the API server: the allocations on the node are not known: %w", r.listErr)
 	case r.policyErr != nil:
-		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
+		return fmt.Errorf("waiting for a valid node policy: %w", r.policyErr)
 	case r.conflictErr != nil:
 		return fmt.Errorf("the node's GPUs are not published: %w", r.conflictErr)
 	case !r.driverOK:
@@ -117,7 +117,7 @@ func (r *readiness) err() error {
 	return nil
 }
 
-// maxScrapes bounds what whoever reaches the port can have the plugin work at a time. Health is not counted: the kubelet asks.
+// maxScrapes bounds the concurrent scrapes that anyone who reaches the port can cause. Health is not limited, as the kubelet asks for it.
 const maxScrapes = 4
 
 // httpServer serves metrics and health.
@@ -127,11 +127,11 @@ type httpServer struct {
 	metrics *metrics
 	ready   *readiness
 	events  *cluster.Events
-	// registration is what the kubelet answered; nil before.
+	// registration returns the kubelet's answer to the registration; nil before.
 	registration func() *registerapi.RegistrationStatus
 }
 
-// serve serves until stop, which waits. Where the previous plugin still has the port, claims need not wait for it.
+// serve serves until stop, which waits. If the previous plugin still has the port, claims need not wait for it.
 func (s *httpServer) serve(ctx context.Context) (stop func(), err error) {
 	if s.address == "" {
 		return func() {}, nil
@@ -179,7 +179,7 @@ func (s *httpServer) listen(ctx context.Context) (net.Listener, error) {
 // awaitPort returns once the port is free; nil if ctx ends before.
 func (s *httpServer) awaitPort(ctx context.Context, why error) net.Listener {
 	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.retry)
-	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.retry))
+	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It retries every %s.", why, s.retry))
 	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
 	for {
@@ -194,7 +194,7 @@ func (s *httpServer) awaitPort(ctx context.Context, why error) net.Listener {
 	}
 }
 
-// serveReady is 200 once claims can be prepared, slices are being published and the kubelet knows the plugin.
+// serveReady returns 200 once claims can be prepared, slices are being published and the kubelet has registered the plugin.
 func (s *httpServer) serveReady(w http.ResponseWriter, _ *http.Request) {
 	err := s.ready.err()
 	if err == nil {

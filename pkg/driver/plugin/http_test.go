@@ -37,7 +37,7 @@ func TestReadiness_Missing(t *testing.T) {
 		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
 		"Node not read":              {func(r *readiness) { r.cluster(refused) }, "waiting for the API server: " + refused.Error()},
 		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
-		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
+		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a valid node policy: " + refused.Error()},
 		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
 		"alongside another":          {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
 		"alone again":                {func(r *readiness) { ready(r); r.conflict(refused); r.conflict(nil) }, ""},

@@ -15,26 +15,26 @@ import (
 )
 
 const (
-	// stopTimeout bounds how long a plugin that is to end goes on for calls in flight. It is what Prepare waits for other
-	// claims to end, and leaves the rest of a pod's grace period of 30 seconds for what else is done at the end. Longer calls are cut.
+	// stopTimeout bounds how long a stopping plugin keeps running for calls in flight. It equals the time that Prepare waits for other
+	// claims to be released, and leaves the rest of a pod's grace period of 30 seconds for shutdown. Longer calls are aborted.
 	stopTimeout = 15 * time.Second
-	// answerTime is how long an answer may take from its handler to the kubelet's connection: gRPC writes it later, and drops what is
-	// not yet written when its server is stopped (google.golang.org/grpc, internal/transport, http2Server.Close).
+	// answerTime is the time that an answer may take from its handler to the kubelet's connection: gRPC writes it later, and drops
+	// unwritten answers when its server is stopped (google.golang.org/grpc, internal/transport, http2Server.Close).
 	answerTime = 200 * time.Millisecond
 )
 
-// inflight tracks the kubelet's calls about claims that are not answered yet. During a rolling update the kubelet sends calls to the
-// plugin that registered last, but does not repeat those that the one before it leaves unanswered until a pod's next
-// synchronisation, some seconds later, and reports them as failed.
+// inflight tracks the kubelet's unanswered calls about claims. During a rolling update the kubelet sends calls to the
+// plugin that registered last. It reports calls that the previous plugin leaves unanswered as failed, and repeats them only at a pod's
+// next synchronisation, some seconds later.
 type inflight struct {
 	mu sync.Mutex
 	// calls are closed when their handlers return, in the order in which they began.
 	calls []chan struct{}
-	// answered is when a handler returned last.
+	// answered is when a handler last returned.
 	answered time.Time
 }
 
-// intercept notes a call until its handler returns.
+// intercept tracks a call until its handler returns.
 func (u *inflight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/NodePrepareResources") || strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources") {
 		defer u.begin()()
@@ -56,14 +56,14 @@ func (u *inflight) begin() (end func()) {
 	}
 }
 
-// now are the calls in flight.
+// now returns the calls in flight.
 func (u *inflight) now() []chan struct{} {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Clone(u.calls)
 }
 
-// settled is how long it takes until the last answer is most likely on its way.
+// settled returns the time until the last answer has most likely been sent.
 func (u *inflight) settled() time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -86,7 +86,7 @@ func (u *inflight) drain(parent context.Context, timeout time.Duration) (context
 	}
 }
 
-// wait waits until the calls in flight are answered: not for later ones, which come without end where no other plugin
+// wait waits until the calls in flight are answered, but not for later ones, which keep coming if no other plugin
 // takes them. It fails when ctx ends or the timeout expires.
 func (u *inflight) wait(ctx context.Context, timeout time.Duration) error {
 	calls := u.now()

@@ -12,12 +12,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
-// lease marks a plugin that runs, so that one that ends knows whether it is the last. The kernel releases it when the plugin dies.
+// lease marks a running plugin, so that one that ends knows whether it is the last. The kernel releases it when the plugin dies.
 type lease struct {
 	file *os.File
 }
 
-// acquire marks this plugin as running. It waits for one that is removing its files.
+// acquire marks this plugin as running. It waits for a plugin that is removing its files.
 func acquire(dir string) (*lease, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("create the plugin's directory: %w", err)
@@ -29,7 +29,7 @@ func acquire(dir string) (*lease, error) {
 	return &lease{file}, nil
 }
 
-// alone reports whether no other plugin runs, and if so keeps any from starting until release.
+// alone reports whether no other plugin is running, and if so prevents others from starting until release.
 func (l *lease) alone() bool {
 	return store.Flock(l.file, syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }

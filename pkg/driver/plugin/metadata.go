@@ -24,34 +24,34 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 )
 
-// metadataDir is where the helper keeps the device metadata of claims (KEP-5304), in the directory of the driver's name:
-// <namespace>_<claim>/<request>/metadata.json. It is a link into the directory of CDI specs, which lies in memory: on a disk,
-// making three inodes for each claim takes longer than all else that Prepare does. For each request there is also a CDI spec
+// metadataDir is where the helper keeps the device metadata of claims (KEP-5304), in the directory of the driver name:
+// <namespace>_<claim>/<request>/metadata.json. It is a link into the directory of CDI specs, which is in memory: on a disk,
+// creating three inodes per claim takes longer than the rest of Prepare. For each request there is also a CDI spec
 // that mounts the file, "<driver>_metadata_<claim UID>_<request>.json".
 const metadataDir = "dra-device-metadata"
 
-// metadataTarget is where that link leads. Container runtimes read no specs from directories below theirs.
+// metadataTarget is the target of that link. Container runtimes do not read specs from subdirectories.
 func metadataTarget(c *Config, driver string) string {
 	return filepath.Join(c.CDIDir, driver+"-metadata")
 }
 
-// metadataFiles are the files of device metadata. The helper writes them after a claim's record and removes them after Unprepare;
-// sweep removes those of claims that are released in another way.
+// metadataFiles manages device metadata. The helper writes it after a claim's record and removes it after Unprepare;
+// sweep removes the metadata of claims that are released in another way.
 type metadataFiles struct {
-	// mu keeps sweep from deciding on a claim while its directory is made.
+	// mu prevents sweep from deciding on a claim while its directory is being created.
 	mu sync.RWMutex
 
 	specsMu sync.Mutex
-	// specs are the CDI specs that this process wrote, by the beginning of their paths that those of a claim have in common: else
-	// each Unprepare would read the whole directory to find them.
+	// specs are the CDI specs that this process wrote, by the common prefix of the paths of a claim's specs: otherwise
+	// each Unprepare would have to read the whole directory to find them.
 	specs map[string][]string
 }
 
-// open makes the directory of a driver's name, and the link to it. A directory in place of the link, of another driver or release,
+// open creates the directory of a driver name, and the link to it. A directory in place of the link, of another driver or release,
 // is used as it is.
 func (m *metadataFiles) open(c *Config, driver string) error {
 	target, link := metadataTarget(c, driver), filepath.Join(c.PluginsDir, driver, metadataDir)
-	//nolint:gosec // containers read it, also as users of the host without any rights
+	//nolint:gosec // containers read it, even as host users without any rights
 	err := os.MkdirAll(target, 0o755)
 	if to, readErr := os.Readlink(link); readErr == nil && to != target { // of another --cdi-dir
 		err = errors.Join(err, os.Remove(link))
@@ -65,10 +65,10 @@ func (m *metadataFiles) open(c *Config, driver string) error {
 	return nil
 }
 
-// options have the helper write device metadata, of one version: a file with several is no JSON document for a plain decoder.
-// failed is called for what could not be written: the helper only logs it.
+// options make the helper write device metadata in a single version: a plain decoder cannot read a file with several JSON documents.
+// failed is called for failed writes, which the helper only logs.
 func (m *metadataFiles) options(ctx context.Context, c *Config, driver string, failed func()) []kubeletplugin.Option {
-	// What cannot be removed is left to sweep: the claim is unprepared, and its pod is not to wait for this.
+	// Failed removals are left to sweep: the claim is unprepared, and its pod must not wait for this.
 	report := func(err error) {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Removing device metadata failed; retrying at the next reconcile", "driver", driver)
@@ -97,16 +97,16 @@ func (m *metadataFiles) options(ctx context.Context, c *Config, driver string, f
 	}
 }
 
-// mkdir makes the directory of a request's metadata, whose parent is the claim's. target is what the link in its path leads to.
+// mkdir creates the directory of a request's metadata, below that of its claim. target is the target of the link in its path.
 func (m *metadataFiles) mkdir(target, path string, mode os.FileMode) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if info, err := os.Stat(path); err == nil && info.IsDir() { // mostly that of CDI specs
+	if info, err := os.Stat(path); err == nil && info.IsDir() { // usually the directory of CDI specs
 		return nil
 	}
 	for _, dir := range []string{filepath.Dir(path), path} {
 		err := os.Mkdir(dir, mode)
-		if errors.Is(err, fs.ErrNotExist) { // somebody emptied the directory of CDI specs
+		if errors.Is(err, fs.ErrNotExist) { // the directory of CDI specs was emptied
 			if err = os.MkdirAll(target, mode); err == nil {
 				err = os.Mkdir(dir, mode)
 			}
@@ -118,7 +118,7 @@ func (m *metadataFiles) mkdir(target, path string, mode os.FileMode) error {
 	return nil
 }
 
-// write writes a file of metadata, or the CDI spec that mounts it. Nobody reads the first before there is the second.
+// write writes a metadata file, or the CDI spec that mounts it. Metadata is not read before its CDI spec exists.
 func (m *metadataFiles) write(cdiDir, path string, data []byte, mode os.FileMode) error {
 	if filepath.Dir(path) != cdiDir {
 		if err := createFile(path, data, mode); !errors.Is(err, fs.ErrExist) {
@@ -141,7 +141,7 @@ func (m *metadataFiles) write(cdiDir, path string, data []byte, mode os.FileMode
 	return nil
 }
 
-// find are the CDI specs of a claim, for the helper's pattern. Those of a claim that another process prepared are looked for.
+// find returns the CDI specs of a claim, for the helper's pattern. Only specs written by another process are searched for.
 func (m *metadataFiles) find(pattern string) ([]string, error) {
 	begin := strings.TrimSuffix(pattern, "*.json")
 	m.specsMu.Lock()
@@ -154,7 +154,7 @@ func (m *metadataFiles) find(pattern string) ([]string, error) {
 	return filepath.Glob(pattern)
 }
 
-// createFile writes a file that is not there yet.
+// createFile writes a file that does not exist yet.
 func createFile(path string, data []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(filepath.Clean(path), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
@@ -164,8 +164,8 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 
-// replaceFile replaces a file at once. It does not sync, which would make Prepare slower: no file is needed after a power cut,
-// as claims are then prepared anew.
+// replaceFile replaces a file atomically. It does not sync, which would slow down Prepare: no file is needed after a power loss,
+// as claims are then prepared again.
 func replaceFile(path string, data []byte, mode os.FileMode) error {
 	next, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -182,14 +182,14 @@ func replaceFile(path string, data []byte, mode os.FileMode) error {
 	return nil
 }
 
-// sweep removes the metadata of claims that have no record on disk, where another process may have prepared them. While there
-// is a corrupt record it removes none. Prepare waits for it only where something is left.
+// sweep removes the metadata of claims without a record on disk, where another process may have prepared them. It removes nothing
+// while a record is corrupt. Prepare waits for it only if there are leftovers.
 func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 	left, err := m.leftovers(c, driver)
 	if err == nil && len(left) > 0 {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if left, err = m.leftovers(c, driver); err == nil { // a claim may have been prepared again since
+		if left, err = m.leftovers(c, driver); err == nil { // a claim may have been prepared again meanwhile
 			err = removeAll(left)
 		}
 	}
@@ -199,7 +199,7 @@ func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 	}
 }
 
-// leftovers are the files and directories of claims without a record, which find forgets, too.
+// leftovers returns the files and directories of claims without a record, and makes find forget their specs.
 func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
 	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil || len(corrupt) > 0 {
@@ -215,7 +215,7 @@ func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
 	return metadataOf(c, driver, claims.Under(driver, all))
 }
 
-// metadataInfix is in the names of CDI specs between the driver's name and the claim's UID.
+// metadataInfix separates the driver name and the claim's UID in the names of CDI specs.
 const metadataInfix = "_metadata_"
 
 // removeMetadata removes the device metadata of a driver name.
@@ -235,7 +235,7 @@ func removeAll(paths []string) error {
 	return nil
 }
 
-// metadataOf are the directories and CDI specs of a driver name's device metadata, except those of the claims of records.
+// metadataOf returns the directories and CDI specs of a driver name's device metadata, except for the claims of the given records.
 func metadataOf(c *Config, driver string, except []*records.Record) ([]string, error) {
 	var found []string
 	var errs []error
@@ -251,7 +251,7 @@ func metadataOf(c *Config, driver string, except []*records.Record) ([]string, e
 	list(filepath.Join(c.PluginsDir, driver, metadataDir), func(name string) bool {
 		return !slices.ContainsFunc(except, func(r *records.Record) bool { return r.Claim.Namespace+"_"+r.Claim.Name == name })
 	})
-	list(c.CDIDir, func(name string) bool { // and what an interrupted write has left
+	list(c.CDIDir, func(name string) bool { // including leftovers of interrupted writes
 		uid, ours := strings.CutPrefix(strings.TrimPrefix(name, "."), driver+metadataInfix)
 		uid, _, _ = strings.Cut(uid, "_")
 		return ours && !slices.ContainsFunc(except, func(r *records.Record) bool { return string(r.Claim.UID) == uid })

@@ -19,7 +19,7 @@ const (
 	unprepareOperation = "unprepare"
 	outcomeOK          = "ok"
 	outcomeError       = "error"
-	// tierNone is for claims whose tier is not known: they have no device here, or no record.
+	// tierNone is for claims of unknown tier: they have no device here, or no record.
 	tierNone = "none"
 )
 
@@ -27,17 +27,17 @@ const (
 type metrics struct {
 	registry *prometheus.Registry
 	build    *prometheus.GaugeVec
-	// claims has the durations, errors counts what failed, failing which claims fail now.
+	// claims has the durations, errors counts failures, failing has the currently failing claims.
 	claims  *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
 	failing *failing
 	gpus    prometheus.Gauge
 	waiting prometheus.Gauge
-	// notCounted is 1 for what the cluster does not count.
+	// notCounted is 1 for resources that the cluster does not count.
 	notCounted *prometheus.GaugeVec
-	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
+	// mpsEvents counts events of MPS servers while claims used them, by kind.
 	mpsEvents *prometheus.CounterVec
-	// healthy is 1 for a healthy GPU, by device name; xids counts what drivers report.
+	// healthy is 1 for a healthy GPU, by device name; xids counts XIDs that drivers report.
 	healthy *prometheus.GaugeVec
 	xids    *prometheus.CounterVec
 	// policy is 1 for the name of the active policy.
@@ -45,12 +45,12 @@ type metrics struct {
 	policyInvalid  prometheus.Gauge
 	policyFailures prometheus.Counter
 	conflict       prometheus.Gauge
-	// slicesDeleted counts ResourceSlices that another client deleted, classesMissing has the DeviceClasses that do not exist any more.
+	// slicesDeleted counts ResourceSlices that another client deleted, classesMissing has the DeviceClasses that no longer exist.
 	slicesDeleted  prometheus.Counter
 	classesMissing prometheus.Gauge
 	// metadataFailures counts claims that were prepared without device metadata.
 	metadataFailures prometheus.Counter
-	// usage is what is allocated and free.
+	// usage reports allocated and free devices.
 	usage *usageCollector
 }
 
@@ -91,8 +91,8 @@ func newMetrics() *metrics {
 	return m
 }
 
-// begin has all series exist from the start whose labels are known: the first increase of one that does not is lost to rate().
-// Durations of failed attempts are left out, as their number is that of the errors.
+// begin creates all series whose labels are known: rate() would miss the first increase of a series that does not exist.
+// Durations of failed attempts are left out, as their number equals that of the errors.
 func (m *metrics) begin() {
 	for _, operation := range []string{prepareOperation, unprepareOperation} {
 		for _, tier := range usage.Tiers() {
@@ -130,14 +130,14 @@ func (m *metrics) observe(operation, tier string, claim types.UID, took time.Dur
 	m.claims.WithLabelValues(operation, outcome, tier).Observe(took.Seconds())
 }
 
-// policyIs sets which policy is active, and whether another one is requested that cannot be used.
+// policyIs sets the active policy, and whether another, unusable one is requested.
 func (m *metrics) policyIs(name string, invalid bool) {
 	m.policy.Reset()
 	m.policy.WithLabelValues(name).Set(1)
 	m.policyInvalid.Set(number(invalid))
 }
 
-// number is 1 for true.
+// number converts true to 1 and false to 0.
 func number(b bool) float64 {
 	if b {
 		return 1

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 )
 
-// openModes lets the MIG mode of GPUs be changed that need a reset for it.
+// openModes prepares changing the MIG mode of GPUs that need a reset for it.
 func openModes(s *service) (*claims.ModeOptions, error) {
 	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ModesDir))
 	if err != nil {
@@ -26,10 +26,10 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 	}, nil
 }
 
-// reasonOvertaken is of Events about claims whose device went while they were being allocated.
+// reasonOvertaken is the reason of Events about claims whose device disappeared while they were being allocated.
 const reasonOvertaken = "ClaimOvertaken"
 
-// overtaken reports claims that were allocated a GPU too late to be seen before its MIG mode changed.
+// overtaken reports claims that were allocated a GPU too late to be noticed before its MIG mode changed.
 type overtaken struct{ events *cluster.Events }
 
 func (o overtaken) report(g *gpu.GPU, all []records.Claim) {
@@ -40,8 +40,9 @@ func (o overtaken) report(g *gpu.GPU, all []records.Claim) {
 	var names []string
 	for _, claim := range all {
 		names = append(names, claim.String())
-		o.events.WarnClaim(claim, reasonOvertaken, change+", and the device of this claim is gone. Delete its pods: they are scheduled again")
+		o.events.WarnClaim(claim, reasonOvertaken, change+"; the device of this claim no longer exists. "+
+			"Delete its pods so that they are scheduled again")
 	}
-	o.events.Warn(reasonOvertaken, change+" while it was being allocated to claims, whose devices are gone: "+strings.Join(names, ", ")+
-		". Delete their pods: they are scheduled again")
+	o.events.Warn(reasonOvertaken, change+" while it was being allocated to claims. Their devices no longer exist: "+strings.Join(names, ", ")+
+		". Delete their pods so that they are scheduled again")
 }

@@ -32,26 +32,26 @@ import (
 // reasonNameConflict is the reason of Events about another driver of the same name.
 const reasonNameConflict = "DriverNameTaken"
 
-// ownHeader is in the answer of Cleave's plugins to GetInfo, and in that of no other: a kubelet ignores it.
+// ownHeader is set in the answers of Cleave's plugins to GetInfo only: a kubelet ignores it.
 const ownHeader = "cleave-plugin"
 
-// registrationTimeout bounds one question to a plugin.
+// registrationTimeout bounds one query to a plugin.
 const registrationTimeout = 2 * time.Second
 
-// nameConflict finds another driver that has the plugin's name on its node.
+// nameConflict finds another driver that uses the plugin's name on its node.
 type nameConflict struct {
 	driver, node, registryDir string
 	client                    kubernetes.Interface
-	// claims are those of the other driver that the last listing found, and that are there.
+	// claims are the claims of the other driver that the last listing found and that still exist.
 	claims []types.NamespacedName
 }
 
-// nameConflict is for the plugin's driver name.
+// nameConflict returns the check for the plugin's driver name.
 func (s *service) nameConflict() *nameConflict {
 	return &nameConflict{driver: s.config.DriverName, node: s.config.NodeName, registryDir: s.config.RegistryDir, client: s.client}
 }
 
-// awaitName returns once no other driver of the same name is on the node; false if ctx ends before.
+// awaitName returns once no other driver of the same name is on the node; false if ctx ends first.
 func (s *service) awaitName(ctx context.Context) bool {
 	if !s.config.compatible() {
 		return true
@@ -68,7 +68,7 @@ func (s *service) awaitName(ctx context.Context) bool {
 		}
 		if text := err.Error(); text != reported {
 			reported = text
-			// What changes may end soon; what stays may stay for hours, on every node of the cluster.
+			// A state that changes may end soon; one that does not may last for hours, on every node of the cluster.
 			backoff = wait.Backoff{Duration: s.config.DriverRetry, Factor: 1.5, Jitter: 0.5, Steps: 6} // 23 s with the default
 			klog.FromContext(ctx).Error(err, "Nothing is served yet", "driver", s.config.DriverName)
 			s.events.Warn(reasonNameConflict, "Cleave serves nothing on this node: "+text)
@@ -81,8 +81,8 @@ func (s *service) awaitName(ctx context.Context) bool {
 	}
 }
 
-// find returns by what another driver of the same name is known to be on the node, or to have been a moment ago; nil if by
-// nothing.
+// find returns the evidence that another driver of the same name is on the node, or was a moment ago; nil if there is
+// none.
 func (c *nameConflict) find(ctx context.Context) error {
 	for _, look := range []func(context.Context) error{c.findPlugin, c.findSlice, c.findClaims} {
 		if err := look(ctx); err != nil {
@@ -93,7 +93,7 @@ func (c *nameConflict) find(ctx context.Context) error {
 }
 
 // findPlugin looks for a plugin of the same name that is not Cleave's and answers the kubelet. Rolling updates run two of
-// Cleave's at once, and sockets of dead plugins may be left.
+// Cleave's plugins at once, and sockets of dead plugins may be left.
 func (c *nameConflict) findPlugin(ctx context.Context) error {
 	entries, err := os.ReadDir(c.registryDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +103,7 @@ func (c *nameConflict) findPlugin(ctx context.Context) error {
 		return fmt.Errorf("look for other plugins of driver %s: %w", c.driver, err)
 	}
 	for _, e := range entries {
-		// The helper names sockets after the driver, or "dra-" and a hash where that would be too long.
+		// The helper names sockets after the driver, or "dra-" and a hash if that would be too long.
 		own := strings.HasPrefix(e.Name(), c.driver)
 		if name := e.Name(); !strings.HasSuffix(name, ".sock") || !own && !strings.HasPrefix(name, "dra-") {
 			continue
@@ -117,12 +117,12 @@ func (c *nameConflict) findPlugin(ctx context.Context) error {
 	return nil
 }
 
-// askPlugin asks for the name of the plugin at a registration socket and whether it is Cleave's; no name where nobody listens.
+// askPlugin queries the name of the plugin at a registration socket and whether it is Cleave's; no name if the socket is not served.
 func askPlugin(ctx context.Context, socket string) (name string, ours bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
 	defer cancel()
 	if !isListening(ctx, socket) {
-		return "", false, nil // a socket at which nobody listens is left of a plugin that is gone
+		return "", false, nil // the socket of a plugin that is gone
 	}
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -132,7 +132,7 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 	var header metadata.MD
 	info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
 	if err != nil && !isListening(ctx, socket) {
-		return "", false, nil // it ended between the two questions
+		return "", false, nil // it ended between the two queries
 	}
 	if err != nil {
 		return "", false, err
@@ -140,11 +140,11 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 	return info.Name, len(header.Get(ownHeader)) > 0, nil
 }
 
-// isListening reports whether anybody accepts connections at a socket.
+// isListening reports whether a process accepts connections at a socket.
 func isListening(ctx context.Context, socket string) bool {
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		// Time that is over, by the context or the socket, and a queue that is full (EAGAIN, connect(2)), are what a plugin that hangs gives.
+		// A plugin that hangs shows as a timeout, of the context or the socket, or as a full queue (EAGAIN, connect(2)).
 		timeout := net.Error(nil)
 		return errors.As(err, &timeout) && timeout.Timeout()
 	}
@@ -152,7 +152,7 @@ func isListening(ctx context.Context, socket string) bool {
 	return true
 }
 
-// findSlice looks for slices of the same driver and node that Cleave did not write.
+// findSlice looks for slices with the same driver and node that Cleave did not write.
 func (c *nameConflict) findSlice(ctx context.Context) error {
 	selector := fields.Set{resourceapi.ResourceSliceSelectorNodeName: c.node, resourceapi.ResourceSliceSelectorDriver: c.driver}
 	list, err := c.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
@@ -167,8 +167,8 @@ func (c *nameConflict) findSlice(ctx context.Context) error {
 	return nil
 }
 
-// findClaims looks for claims whose pods have devices of this node from another driver of the same name. The claims of the cluster
-// are listed only while none of this node is known: a thousand nodes may wait for the pods of a migration to end.
+// findClaims looks for claims whose pods have devices of this node from another driver of the same name. It lists the claims of the
+// cluster only while it knows none of this node: a thousand nodes may wait for the pods of a migration to end.
 func (c *nameConflict) findClaims(ctx context.Context) error {
 	found, err := c.followClaims(ctx)
 	if err == nil && len(found) == 0 {
@@ -180,7 +180,7 @@ func (c *nameConflict) findClaims(ctx context.Context) error {
 	return controller.ClaimConflict(c.driver, found)
 }
 
-// followClaims reads the claims that are known.
+// followClaims reads the known claims.
 func (c *nameConflict) followClaims(ctx context.Context) (found []string, err error) {
 	known := c.claims
 	c.claims = nil

@@ -29,7 +29,7 @@ import (
 // sessionFile distinguishes the driver's sessions, see pkg/driver/driversession.
 const sessionFile = "driver-session.json"
 
-// open reads what is on disk; nothing is served yet. It can be repeated.
+// open reads the state on disk; nothing is served yet. It can be repeated.
 func (s *service) open(ctx context.Context) error {
 	bootID, err := s.config.bootID()
 	if err != nil {
@@ -105,16 +105,16 @@ func podProcesses(c *Config) *processes.Pods {
 	return processes.NewPods(c.CgroupRoot, types.UID(c.PodUID))
 }
 
-// openPolicy reads the policy that was active when the plugin ended.
+// openPolicy reads the policy that was active when the previous plugin ended.
 func (s *service) openPolicy(ctx context.Context) {
 	s.policies = policy.NewActiveStore(store.Disk{}, filepath.Join(s.config.pluginDir(), policy.ActiveFile))
 	var err error
 	if s.active, err = s.policies.Load(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "The policy that was active cannot be read; ignoring it")
+		klog.FromContext(ctx).Error(err, "Could not read the previously active policy; ignoring it")
 	}
 }
 
-// openSharing lets claims share GPUs. The supervisor need not be there yet.
+// openSharing sets up GPU sharing. The supervisor need not be running yet.
 func (s *service) openSharing() error {
 	var supervisor mps.Supervisor = noSupervisor{}
 	if s.mps == nil && s.config.MPSSocket != "" {

@@ -29,8 +29,8 @@ const (
 	reasonOtherNameReleased = "OtherDriverNameReleased"
 )
 
-// Times of looking at other names: the time between two looks, that between the first two lists of their claims, and the bound of
-// reading what a running plugin of such a name has written.
+// Intervals and limits for other names: the time between two checks, the time between the first two lists of their claims, and the limit
+// for reading records that a running plugin of such a name has written.
 const (
 	otherNamesEvery = 2 * time.Second
 	otherListAgain  = 10 * time.Second
@@ -38,18 +38,18 @@ const (
 )
 
 // otherNames are the driver names, other than the plugin's own, under which GPUs of the node are allocated. As long as a
-// claim of such a name is there, its devices are not allocated again, and once no plugin of that name runs, this one
-// serves the kubelet by it, so that its pods can end.
+// claim of such a name exists, its devices are not allocated again, and while no plugin of that name is running, this one
+// serves the kubelet under that name, so that its pods can end.
 type otherNames struct {
 	s *service
-	// state is what the API server says of the node.
+	// state returns the API server's state of the node.
 	state func() cluster.State
-	// wake has a value when there is something new to look at.
+	// wake triggers a check.
 	wake chan struct{}
-	// looked is closed once it is known whether plugins of other names run and publish.
+	// looked is closed once it is known whether plugins of other names are running and publishing.
 	looked chan struct{}
 
-	// equipping keeps the CDI spec of a name from being written twice at a time. mu guards what is below.
+	// equipping prevents the CDI spec of a name from being written twice concurrently. mu guards the fields below.
 	equipping sync.Mutex
 	mu        sync.Mutex
 	byName    map[string]*otherName
@@ -58,23 +58,23 @@ type otherNames struct {
 	hardware *hardware
 }
 
-// otherName is one of them. It is touched by one goroutine, that of run.
+// otherName is the state of one other name. It is used only by the goroutine of run.
 type otherName struct {
 	driver, dir string
-	// gone is since when the name has no slices; zero while it has some.
+	// gone is the time since which the name has no slices; zero while it has some.
 	gone time.Time
-	// nextList and nextSweep are when to list its claims, and to remove leftovers of those that were released without Unprepare.
+	// nextList and nextSweep are when to list its claims, and to clean up after claims that were released without Unprepare.
 	nextList, nextSweep time.Time
 	idleSince           time.Time
 	helper              *kubeletplugin.Helper
-	// status tells the name's claims what their devices are, until endStatus; nil while the kubelet is not served.
+	// status writes device details to the status of the name's claims, until endStatus; nil while the kubelet is not served.
 	status    *claimstatus.Writer
 	endStatus func()
-	// restored: the status of claims was corrected since their devices are known.
+	// restored: the status of claims was corrected after their devices became known.
 	restored bool
-	// broken has a value after the helper failed for good.
+	// broken has a value after the helper failed permanently.
 	broken chan error
-	// reported is what was last reported of the name, by topic.
+	// reported is the last report about the name, by topic.
 	reported map[string]string
 }
 
@@ -84,7 +84,7 @@ func newOtherNames(s *service) *otherNames {
 		looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
 
-// all are those that are known, in order.
+// all returns the known names, sorted.
 func (n *otherNames) all() []*otherName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -95,7 +95,7 @@ func (n *otherNames) all() []*otherName {
 	return all
 }
 
-// find makes known the names that have files on the node, or claims.
+// find adds the names that have files or claims on the node.
 func (n *otherNames) find(ctx context.Context) {
 	found, err := names.Find(n.s.config.PluginsDir, n.s.config.DriverName)
 	if err != nil {
@@ -106,7 +106,7 @@ func (n *otherNames) find(ctx context.Context) {
 	}
 }
 
-// add makes a name known.
+// add adds a name.
 func (n *otherNames) add(ctx context.Context, driver string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +120,7 @@ func (n *otherNames) add(ctx context.Context, driver string) {
 		"claims", len(n.s.engine.Named(driver).Records()))
 }
 
-// useHardware has claims of other names prepared with the hardware.
+// useHardware lets claims of other names be prepared with the hardware.
 func (n *otherNames) useHardware(hw *hardware) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -128,20 +128,20 @@ func (n *otherNames) useHardware(hw *hardware) {
 	signal(n.wake)
 }
 
-// states are those of all names that are known, in order.
+// states returns the states of all known names, sorted.
 func (n *otherNames) states() []controller.DriverName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all := slices.Clone(n.observed)
 	for _, driver := range slices.Sorted(maps.Keys(n.byName)) {
 		if !slices.ContainsFunc(all, func(o controller.DriverName) bool { return o.Driver == driver }) {
-			all = append(all, controller.DriverName{Driver: driver}) // found, and not looked at yet
+			all = append(all, controller.DriverName{Driver: driver}) // found, but not checked yet
 		}
 	}
 	return all
 }
 
-// run looks at other names, again and again, until ctx ends.
+// run checks other names repeatedly until ctx ends.
 func (n *otherNames) run(ctx context.Context) {
 	defer func() {
 		for _, o := range n.all() {
@@ -167,7 +167,7 @@ func (n *otherNames) run(ctx context.Context) {
 	}
 }
 
-// wait returns once other names were looked at, or ctx ends.
+// wait returns once other names were checked, or ctx ends.
 func (n *otherNames) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -177,14 +177,14 @@ func (n *otherNames) wait(ctx context.Context) error {
 	}
 }
 
-// concerns reports whether a device is made of a GPU that this plugin serves; of any, as long as it is not known which those
-// are. Plugins of two names that serve different GPUs do not conflict.
+// concerns reports whether a device belongs to a GPU that this plugin serves, or may belong to one while these are
+// unknown. Plugins of two names that serve different GPUs do not conflict.
 func (n *otherNames) concerns(d cluster.Device) bool {
 	node := n.inventory()
 	return node == nil || node.Find(d.PCI.DeviceName()) != nil
 }
 
-// inventory are the node's GPUs; nil while the driver is away.
+// inventory returns the node's GPUs; nil while the driver is away.
 func (n *otherNames) inventory() *gpu.Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -194,7 +194,7 @@ func (n *otherNames) inventory() *gpu.Node {
 	return n.hardware.Session.Node()
 }
 
-// look looks at all names, and acts on what it sees.
+// look checks all names and acts on the results.
 func (n *otherNames) look(ctx context.Context) {
 	n.find(ctx)
 	published := map[string]bool{}
@@ -205,7 +205,7 @@ func (n *otherNames) look(ctx context.Context) {
 	}
 	for _, driver := range []string{v1alpha1.Group, nvidia.DriverName} {
 		if published[driver] && driver != n.s.config.DriverName {
-			n.add(ctx, driver) // its files may be gone before its slices
+			n.add(ctx, driver) // its files may be removed before its slices
 		}
 	}
 	n.equip(ctx)
@@ -245,7 +245,7 @@ func (n *otherNames) equip(ctx context.Context) {
 	}
 }
 
-// lookAt acts on what is seen of a name, and returns its state.
+// lookAt checks a name, acts on the result, and returns its state.
 func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) names.Observed {
 	seen := names.Observed{Published: published, Runs: n.runs(ctx, o)}
 	if seen.Runs || published {
@@ -257,7 +257,7 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 	n.list(ctx, o, published)
 	seen = n.observe(o, seen)
 	plan := names.Decide(seen)
-	if plan.Retire && n.s.allocations.list(ctx) { // a claim may have been allocated from slices that were about to go
+	if plan.Retire && n.s.allocations.list(ctx) { // a claim may have been allocated from slices that were about to be deleted
 		seen = n.observe(o, seen)
 		plan = names.Decide(seen)
 	}
@@ -275,23 +275,23 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 	return seen
 }
 
-// runs reports whether a plugin of a name runs; also where that cannot be found out.
+// runs reports whether a plugin of a name is running, or may be running.
 func (n *otherNames) runs(ctx context.Context, o *otherName) bool {
 	runs, err := names.Runs(o.dir)
 	n.log(ctx, o, "runs", err)
 	return runs || err != nil
 }
 
-// learn reads what plugins of other names that run have written.
+// learn reads records that running plugins of other names have written.
 func (n *otherNames) learn(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, learnTimeout)
 	defer cancel()
 	if err := n.s.engine.Ledger.Learn(ctx); err != nil {
-		klog.FromContext(ctx).V(4).Info("What another plugin has allocated is not known yet", "reason", err.Error())
+		klog.FromContext(ctx).V(4).Info("Cannot read the allocations of another plugin yet", "reason", err.Error())
 	}
 }
 
-// list has the claims listed: once a name's slices have gone, soon after, for what was being allocated just then, and every so often.
+// list lists the claims once a name's slices are gone, soon again for allocations that were in progress, and then periodically.
 func (n *otherNames) list(ctx context.Context, o *otherName, published bool) {
 	if published {
 		o.gone, o.nextList = time.Time{}, time.Time{}
@@ -309,7 +309,7 @@ func (n *otherNames) list(ctx context.Context, o *otherName, published bool) {
 	}
 }
 
-// observe fills in what is left of a name's claims.
+// observe adds the state of a name's claims.
 func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
 	began, _ := n.s.allocations.state()
 	seen.Listed = !o.gone.IsZero() && !began.Before(o.gone)

@@ -10,7 +10,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
 )
 
-// staticOf is the CDI spec by which containers of a driver name's claims get GPUs. What it lacks, claims say that need it.
+// staticOf returns the CDI spec for claims of a driver name. Claims that need missing parts of it report them.
 func staticOf(ctx context.Context, s *service, hw *hardware, driver string) (*cdi.Static, error) {
 	config := s.config
 	config.DriverName = driver

@@ -27,7 +27,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
-// taken reports whether another driver of a name that is not Cleave's alone serves the kubelet.
+// taken reports whether another vendor's driver serves the kubelet under a name that is not reserved for Cleave.
 func (n *otherNames) taken(ctx context.Context, o *otherName) bool {
 	c := n.s.nameConflict()
 	c.driver = o.driver
@@ -36,8 +36,8 @@ func (n *otherNames) taken(ctx context.Context, o *otherName) bool {
 	return err != nil
 }
 
-// serve serves the kubelet by a name, too: pods of its claims end, and those whose claims are allocated begin. Nothing is
-// published by it, so nothing new is allocated.
+// serve serves the kubelet under a name as well: pods of its claims end, and those whose claims are allocated start. Nothing is
+// published under it, so nothing new is allocated.
 func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	select {
 	case err := <-o.broken:
@@ -50,7 +50,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	}
 	podUID := n.s.config.PodUID
 	if podUID == "" {
-		podUID = n.s.config.DriverName // the name's own plugin may start at any time: its sockets are others
+		podUID = n.s.config.DriverName // the name's own plugin may start at any time: it uses other sockets
 	}
 	fatal := func(err error) {
 		select {
@@ -74,7 +74,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	klog.FromContext(ctx).Info("Serving the kubelet by another driver name, until its claims are gone", "driver", o.driver)
 }
 
-// stopServing leaves a name to its own plugin, or to nobody.
+// stopServing leaves a name to its own plugin, or unserved.
 func (o *otherName) stopServing() {
 	o.helper.Stop()
 	o.helper = nil
@@ -85,7 +85,7 @@ func (o *otherName) stopServing() {
 	o.restored = false
 }
 
-// restoreStatus corrects the status of a name's claims, once what their devices are is known.
+// restoreStatus corrects the status of a name's claims once their devices are known.
 func (n *otherNames) restoreStatus(o *otherName) {
 	ready := o.status != nil && n.s.engine.Ready() && n.s.engine.LacksCDI(o.driver) == nil
 	if ready && !o.restored {
@@ -94,7 +94,7 @@ func (n *otherNames) restoreStatus(o *otherName) {
 	o.restored = ready
 }
 
-// sweep removes what is left of claims that were released without Unprepare, every so often. Without its sockets, the name may be
+// sweep periodically cleans up after claims that were released without Unprepare. Without its sockets, the name may be
 // another driver's.
 func (n *otherNames) sweep(ctx context.Context, o *otherName) {
 	if now := time.Now(); o.helper != nil && now.After(o.nextSweep) {
@@ -104,7 +104,7 @@ func (n *otherNames) sweep(ctx context.Context, o *otherName) {
 	}
 }
 
-// startStatus has the status of the name's claims written until endStatus.
+// startStatus writes the status of the name's claims until endStatus.
 func (o *otherName) startStatus(ctx context.Context, status *claimstatus.Writer) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -112,7 +112,7 @@ func (o *otherName) startStatus(ctx context.Context, status *claimstatus.Writer)
 	o.status, o.endStatus = status, func() { cancel(); running.Wait() }
 }
 
-// log logs a problem with a name when it is another one than before.
+// log logs a problem with a name when it has changed.
 func (n *otherNames) log(ctx context.Context, o *otherName, topic string, err error) {
 	if now := message(err); now != o.reported[topic] {
 		o.reported[topic] = now
@@ -122,7 +122,7 @@ func (n *otherNames) log(ctx context.Context, o *otherName, topic string, err er
 	}
 }
 
-// report writes Events of what is allocated under a name that has no plugin any more, and of its end.
+// report writes Events about allocations under a name without a plugin, and about the end of the last one.
 func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observed) {
 	if seen.Runs || seen.Published || !seen.Listed {
 		return
@@ -156,7 +156,7 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 	}
 }
 
-// retire takes away the files of a name of which nothing is left, unless a plugin of that name starts just now. Where they are
+// retire removes the files of a name of which nothing is left, unless a plugin of that name is starting. If they are
 // still in use, the name stays known.
 func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	o.stopServing()
@@ -212,19 +212,19 @@ func removeName(ctx context.Context, c *Config, driver string) error {
 		errs = append(errs, ignoreMissing(os.Remove(path)), ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))
 	}
 	for _, file := range ownFiles {
-		interrupted, err := filepath.Glob(filepath.Join(dir, "."+file+"*")) // writes of it
+		interrupted, err := filepath.Glob(filepath.Join(dir, "."+file+"*")) // interrupted writes of it
 		errs = append(errs, err)
 		for _, path := range append(interrupted, filepath.Join(dir, file)) {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}
 	for _, d := range []string{metadataTarget(c, driver), filepath.Join(dir, metadataDir), dir} {
-		_ = os.Remove(d) // stays where it is a mount, or another driver's
+		_ = os.Remove(d) // stays if it is a mount, or another driver's
 	}
 	return errors.Join(errs...)
 }
 
-// message of an error; empty where there is none.
+// message returns the text of an error; empty for nil.
 func message(err error) string {
 	if err == nil {
 		return ""

@@ -20,35 +20,35 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/usage"
 )
 
-// Claims is what the plugin asks of the claims engine.
+// Claims is the part of the claims engine that the plugin uses.
 type Claims interface {
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error)
 	Unprepare(ctx context.Context, claim records.Claim) error
 }
 
-// plugin answers the kubelet.
+// plugin implements the kubelet's calls.
 type plugin struct {
 	claims Claims
-	// record is that of a claim, nil if it has none; a nil function is for claims without records.
+	// record returns the record of a claim, nil if it has none; nil for claims without records.
 	record  func(types.UID) *records.Record
 	metrics *metrics
 	health  *gpuHealth
-	// claimEvents reports what is wrong with claims; nil for nobody.
+	// claimEvents reports problems of claims; may be nil.
 	claimEvents *claimEvents
-	// status tells claims what their devices are; nil for nobody.
+	// status writes device details to the status of claims; may be nil.
 	status *claimstatus.Writer
-	// inventory are the node's GPUs; nil while the driver is away.
+	// inventory returns the node's GPUs; nil while the driver is away.
 	inventory func() *gpu.Node
-	// fatal ends the plugin after an error that no retry mends.
+	// fatal ends the plugin after an error that retries cannot fix.
 	fatal context.CancelCauseFunc
-	// written is called with each error of what is done in the background, such as writing slices; nil for nobody.
+	// written is called with each error of background work, such as writing slices; may be nil.
 	written func(err error)
 }
 
 // plugin implements the helper's interface.
 var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
 
-// PrepareResourceClaims prepares each claim on its own: they run concurrently and fail one by one.
+// PrepareResourceClaims prepares claims concurrently and independently.
 func (p *plugin) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
@@ -72,14 +72,14 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 	return byUID, nil
 }
 
-// UnprepareResourceClaims unprepares each claim on its own.
+// UnprepareResourceClaims unprepares claims independently.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	errs := make([]error, len(claims))
 	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, unprepareOperation, ref, p.tierOfRecord(ref.UID), func() error { return p.claims.Unprepare(ctx, ref) })
 		p.claimEvents.unprepared(ref, errs[i])
-		p.status.Unprepared(ref) // after an error, too: devices may be given up, and partitions of them left
+		p.status.Unprepared(ref) // even after an error: devices may be released while their partitions remain
 	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {
@@ -103,7 +103,7 @@ func (p *plugin) observe(ctx context.Context, operation string, claim records.Cl
 	return nil
 }
 
-// tierOfRecord is the tier that durations of a claim with a record are counted under.
+// tierOfRecord returns the tier for duration metrics of a claim with a record.
 func (p *plugin) tierOfRecord(uid types.UID) string {
 	if p.record == nil {
 		return tierNone
@@ -114,8 +114,8 @@ func (p *plugin) tierOfRecord(uid types.UID) string {
 	return tierNone
 }
 
-// tierOfClaim is the tier that durations of an allocated claim are counted under: that of the first device of this driver. The
-// devices of others are not named so.
+// tierOfClaim returns the tier for duration metrics of an allocated claim: that of the first device of this driver. Other drivers'
+// devices do not have such names.
 func tierOfClaim(claim *resourceapi.ResourceClaim) string {
 	if a := claim.Status.Allocation; a != nil {
 		for i := range a.Devices.Results {
@@ -127,8 +127,8 @@ func tierOfClaim(claim *resourceapi.ResourceClaim) string {
 	return tierNone
 }
 
-// concurrently runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has
-// grown already.
+// concurrently runs operations concurrently, the first on the caller's goroutine: most pods have one claim, and its stack has
+// already grown.
 func concurrently(n int, run func(i int)) {
 	var wg sync.WaitGroup
 	for i := 1; i < n; i++ {
@@ -140,7 +140,7 @@ func concurrently(n int, run func(i int)) {
 	wg.Wait()
 }
 
-// toKubelet describes how a container gets each device, and what it may know of it.
+// toKubelet returns how a container gets each device, and its device metadata.
 func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.Device {
 	answer := make([]kubeletplugin.Device, 0, len(devices))
 	for i := range devices {
@@ -150,7 +150,7 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
 			Metadata: &kubeletplugin.DeviceMetadata{Attributes: claimstatus.Attributes(&known)},
 		}
-		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
+		if d.Share != nil && !d.Share.Exclusive { // an exclusive share is not in the allocation
 			id := types.UID(d.Share.ID)
 			device.ShareID = &id
 		}
@@ -159,7 +159,7 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 	return answer
 }
 
-// HandleError logs what went wrong in the background, and ends the plugin if no retry can mend it.
+// HandleError logs a background error, and ends the plugin if no retry can fix it.
 func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	if p.written != nil {

@@ -17,10 +17,10 @@ type Metric struct {
 	Labels     []string
 }
 
-// described is how client_golang words a metric's description; it gives no other way to read one.
+// described matches client_golang's text form of a metric's description; there is no other way to read one.
 var described = regexp.MustCompile(`fqName: "([^"]*)", help: "([^"]*)", unit: "[^"]*", constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}`)
 
-// Metrics documents the plugin's own metrics, sorted by name; those of the Go runtime and the process are besides.
+// Metrics documents the plugin's own metrics, sorted by name, without those of the Go runtime and the process.
 func Metrics() []Metric {
 	descriptions := make(chan *prometheus.Desc)
 	registry := newMetrics().registry

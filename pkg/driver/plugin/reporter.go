@@ -4,7 +4,7 @@ package plugin
 
 import "github.com/cleave-dra/cleave/pkg/driver/controller"
 
-// reporter has metrics and readiness report what the control loop decides.
+// reporter reports the control loop's decisions to metrics and readiness.
 type reporter struct {
 	metrics *metrics
 	ready   *readiness

@@ -25,19 +25,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
-// ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
+// ErrDriverAvailable ends Run after the driver was released and can be used again: the program must re-execute itself.
 var ErrDriverAvailable = controller.ErrDriverAvailable
 
-// ErrNodeRecreated ends Run when the Node object was made anew: the program is to re-execute itself, see cluster.Watcher.Recreated.
-var ErrNodeRecreated = errors.New("the Node object was deleted and made anew")
+// ErrNodeRecreated ends Run when the Node object was recreated: the program must re-execute itself, see cluster.Watcher.Recreated.
+var ErrNodeRecreated = errors.New("the Node object was deleted and recreated")
 
-// IsRestart reports whether an error of Run says that the program is to re-execute itself.
+// IsRestart reports whether an error of Run means that the program must re-execute itself.
 func IsRestart(err error) bool {
 	return errors.Is(err, ErrDriverAvailable) || errors.Is(err, ErrNodeRecreated)
 }
 
-// Run serves until ctx ends or something fails that no retry mends. When ctx ends, calls of the kubelet that are under way are
-// answered before, for up to 15 seconds.
+// Run serves until ctx ends or an error occurs that retries cannot fix. When ctx ends, the kubelet's calls in flight are
+// answered first, for up to 15 seconds.
 //
 // The kubelet is served before the driver answers: claims can be unprepared without it. Claims are prepared and
 // slices published once it does.
@@ -53,7 +53,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	http := &httpServer{address: config.MetricsAddress, retry: config.DriverRetry, metrics: s.metrics, ready: &s.ready, events: s.events,
 		registration: func() *registerapi.RegistrationStatus { return s.helper.RegistrationStatus() }}
-	stopHTTP, err := http.serve(ctx) // first, as /readyz reports what is waited for
+	stopHTTP, err := http.serve(ctx) // first, as /readyz reports why the start waits
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
-	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
+	s.ready.cluster(fmt.Errorf("Node %s does not exist yet", config.NodeName))
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -110,7 +110,7 @@ func Run(ctx context.Context, config Config) error {
 	return nil
 }
 
-// service is one running plugin: it opens, wires and ends its parts.
+// service is a running plugin: it opens, wires and closes its parts.
 type service struct {
 	config  Config
 	metrics *metrics
@@ -119,7 +119,7 @@ type service struct {
 	events  *cluster.Events
 	cluster *cluster.Watcher
 
-	// lease is held while a plugin of this driver name runs, nodeLease while one of any name does.
+	// lease is held while a plugin of this driver name is running, nodeLease while one of any name is.
 	lease, nodeLease *lease
 	engine           *claims.Preparer
 	sessions         *driversession.Sessions
@@ -130,14 +130,14 @@ type service struct {
 	policies         *policy.ActiveStore
 	active           *policy.Active
 	names            *otherNames
-	// allocations are what is allocated under the plugin's own name. allocated has a value after that may have changed.
+	// allocations tracks the allocations on the node. allocated has a value after records may have changed.
 	allocations *allocations
 	allocated   chan struct{}
-	// claimEvents reports what is wrong with claims.
+	// claimEvents reports problems of claims.
 	claimEvents *claimEvents
-	// status tells claims what their devices are.
+	// status writes device details to the status of claims.
 	status *claimstatus.Writer
-	// pods are those of the claims with a record.
+	// pods tracks the pods of claims with a record.
 	pods       *cluster.Pods
 	counting   *counting
 	writes     sliceWrites
@@ -172,7 +172,7 @@ func newService(config Config) *service {
 	return s
 }
 
-// signal puts a value into a channel that holds one, unless it is there already.
+// signal sends to a channel with a buffer of one, unless it is full.
 func signal(to chan<- struct{}) {
 	select {
 	case to <- struct{}{}:

@@ -17,10 +17,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
 )
 
-// maxSpecRetry is the longest time between two attempts to write a CDI spec that lacks something: each runs nvidia-modprobe.
+// maxSpecRetry is the longest time between two attempts to write an incomplete CDI spec: each runs nvidia-modprobe.
 const maxSpecRetry = time.Minute
 
-// specs is the CDI spec of the node's GPUs.
+// specs manages the CDI spec of the node's GPUs.
 type specs struct {
 	// Static is nil before the driver was found.
 	*cdi.Static
@@ -30,7 +30,7 @@ type specs struct {
 	closed *closedGPU
 }
 
-// newStatic is the CDI spec for claims of a driver's name, with the files of the driver that was found in a root.
+// newStatic creates the CDI spec for claims of a driver name, with the driver's files in the given root.
 func newStatic(s *service, here, driver, hookPath string, changed func()) (*cdi.Static, error) {
 	config := &s.config
 	root := config.rootOf(here)
@@ -48,8 +48,8 @@ func newStatic(s *service, here, driver, hookPath string, changed func()) (*cdi.
 	})
 }
 
-// keep keeps the CDI spec complete until ctx ends: what is missing is looked for again and again, what vanishes is noticed
-// within retry, and every so often all of it is written anew, as the driver may have more files by then.
+// keep keeps the CDI spec complete until ctx ends: it retries missing parts, notices parts that disappear
+// within retry, and periodically rewrites the spec, as the driver may have more files by then.
 func (s *specs) keep(ctx context.Context, inventory func() *gpu.Node, driverRetry, every time.Duration) {
 	retry := driverRetry
 	last := time.Now()
@@ -80,7 +80,7 @@ func (s *specs) keep(ctx context.Context, inventory func() *gpu.Node, driverRetr
 	}
 }
 
-// incomplete is why GPUs, by device name, cannot be given to containers.
+// incomplete returns why GPUs, by device name, cannot be injected into containers.
 func (s *specs) incomplete() map[string]error {
 	if s.Static == nil {
 		return nil

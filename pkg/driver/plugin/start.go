@@ -13,17 +13,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// What can fail at the start and may pass is tried again inside: a container that ends is started again only after up to five
-// minutes (CrashLoopBackOff), and only its log shows why. These are the plugin's directory that cannot be made
-// or written yet, the kubelet's registration directory that is missing, a boot ID that cannot be read, and a port that the
-// previous plugin still has. The driver, the API server, the Node object, the policy and other drivers of the same name are
-// waited for where they are needed. What cannot pass ends the program: invalid flags with code 2, see
-// Config.Validate, and a kubeconfig that cannot be used with code 1.
+// Failures of the start that may be temporary are retried in the process: a container that exits is restarted only after up to five
+// minutes (CrashLoopBackOff), and only its log shows why. They are: the plugin's directory cannot be created
+// or written yet, the kubelet's registration directory is missing, a boot ID cannot be read, or the
+// previous plugin still has the port. The driver, the API server, the Node object, the policy and other drivers of the same name are
+// waited for where they are needed. Permanent failures end the program: invalid flags with code 2, see
+// Config.Validate, and an invalid kubeconfig with code 1.
 
-// reasonStart is the reason of Events about a start that is tried again.
+// reasonStart is the reason of Events about a start that is retried.
 const reasonStart = "StartDelayed"
 
-// connect creates what talks to the API server; it does not connect yet.
+// connect creates the API clients; it does not connect yet.
 func (s *service) connect(ctx context.Context) error {
 	restConfig, err := restConfig(s.config)
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *service) connect(ctx context.Context) error {
 	return nil
 }
 
-// persist takes a step of the start until it works or ctx ends, whose error it returns. Each new reason is reported.
+// persist retries a step of the start until it succeeds or ctx ends; it then returns the error of ctx. Each new reason is reported.
 func (s *service) persist(ctx context.Context, step func() error) error {
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
@@ -54,7 +54,7 @@ func (s *service) persist(ctx context.Context, step func() error) error {
 			reported = text
 			klog.FromContext(ctx).Error(err, "Start delayed; retrying", "retryEvery", s.config.DriverRetry)
 			s.ready.started(err)
-			s.events.Warn(reasonStart, fmt.Sprintf("The plugin cannot start yet: %v. It tries again every %s.", err, s.config.DriverRetry))
+			s.events.Warn(reasonStart, fmt.Sprintf("The plugin cannot start yet: %v. It retries every %s.", err, s.config.DriverRetry))
 		}
 		select {
 		case <-ctx.Done():

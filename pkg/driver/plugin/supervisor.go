@@ -16,13 +16,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// errMPSOff is why no GPU is shared by MPS where no socket is given.
+// errMPSOff is why GPUs are not shared by MPS if no socket is configured.
 var errMPSOff = errors.New("the plugin runs with an empty --mps-socket")
 
-// supervisorTimeout bounds the question whether the MPS supervisor answers.
+// supervisorTimeout bounds checking whether the MPS supervisor answers.
 const supervisorTimeout = time.Second
 
-// available is why no MPS server can be started; nil if one can. client is nil without a socket.
+// available returns why no MPS server can be started; nil if one can. client is nil without a socket.
 func available(ctx context.Context, client *mps.Client) error {
 	if client == nil {
 		return errMPSOff
@@ -32,14 +32,14 @@ func available(ctx context.Context, client *mps.Client) error {
 	return client.Available(ctx)
 }
 
-// remedies are what to do after an event of an MPS server.
+// remedies are the remedies for events of MPS servers.
 var remedies = map[mps.EventKind]string{
-	mps.DaemonLost:      "It is started again by itself; clients that ran must be restarted.",
-	mps.DaemonRestarted: "Restart the containers whose processes used the one before.",
-	mps.DaemonFailed:    "Remove the cause, then restart the pods of the claim.",
+	mps.DaemonLost:      "It restarts automatically; running clients must be restarted.",
+	mps.DaemonRestarted: "Restart the containers whose processes used the previous server.",
+	mps.DaemonFailed:    "Fix the cause, then restart the pods of the claim.",
 }
 
-// watchMPS reports what happens to MPS servers that claims use, until ctx ends.
+// watchMPS reports events of MPS servers that claims use, until ctx ends.
 func (s *service) watchMPS(ctx context.Context) {
 	s.mps.Watch(ctx, func(e mps.Event) {
 		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
@@ -58,7 +58,7 @@ func (s *service) watchMPS(ctx context.Context) {
 	})
 }
 
-// noSupervisor answers where GPUs are not shared by MPS. It cannot release what an earlier run shared: the claims stay on
+// noSupervisor is used if GPUs are not shared by MPS. It cannot release shares of an earlier run: the claims stay on
 // record until a supervisor can be asked.
 type noSupervisor struct{}
 

@@ -27,20 +27,20 @@ import (
 // locksDir has the locks of GPUs, in the directory that all plugins of a node share.
 const locksDir = "locks"
 
-// uninstallTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.
+// uninstallTimeout bounds checking whether the plugin was uninstalled: a terminating pod has little time.
 const uninstallTimeout = 5 * time.Second
 
-// watchTimeout bounds the wait for the watch's word, where the plugin may no longer ask.
+// watchTimeout bounds the wait for the watch if the plugin may no longer query the API server.
 const watchTimeout = 3 * time.Second
 
-// installationWatch is what follows the plugin's DaemonSet (cluster.Watcher).
+// installationWatch follows the plugin's DaemonSet (cluster.Watcher).
 type installationWatch interface {
 	DaemonSetGone() bool
 	AwaitDaemonSetGone(ctx context.Context) bool
 }
 
-// leave is for a plugin that has ended. Where it was uninstalled, nothing is allocated and no other plugin runs, it removes its
-// files. In all other cases they stay for the next one.
+// leave is called when a plugin has ended. If it was uninstalled, nothing is allocated and no other plugin is running, it removes its
+// files. Otherwise they stay for the next plugin.
 func (s *service) leave(ctx context.Context) {
 	defer s.nodeLease.release()
 	defer s.lease.release()
@@ -52,13 +52,13 @@ func (s *service) leave(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet, s.cluster)
 	if err != nil {
-		logger.Error(err, "Keeping the plugin's files: it may only be restarted")
+		logger.Error(err, "Keeping the plugin's files: it may only be restarting")
 	}
 	if err != nil || !gone {
 		return
 	}
 	if !s.lease.alone() {
-		logger.Info("Keeping the plugin's files for another plugin that runs", "dir", s.config.pluginDir())
+		logger.Info("Keeping the plugin's files for another running plugin", "dir", s.config.pluginDir())
 		return
 	}
 	if err := s.sharedFiles(ctx); err != nil {
@@ -76,11 +76,11 @@ func (s *service) leave(ctx context.Context) {
 	}
 }
 
-// uninstalled reports whether the DaemonSet of the plugin is gone. Only the API server's word that there is none, now or in
-// the watch that followed it, is taken for that: a plugin that may not ask may have lost its rights by a mistake. An
-// uninstalled one mostly has: Helm deletes the DaemonSet first (InstallOrder of helm.sh/helm/v3/pkg/releaseutil), and the
-// rights while its pods still end. Then the watch, which needed them only at its start, is waited for: its news may be later than
-// the signal to end.
+// uninstalled reports whether the DaemonSet of the plugin is gone. This requires the API server's answer that there is none, now or in
+// the watch that followed it: a plugin that may not ask may have lost its permissions by mistake. An
+// uninstalled one usually has: Helm deletes the DaemonSet first (InstallOrder of helm.sh/helm/v3/pkg/releaseutil), and the
+// permissions while its pods are still terminating. Then the function waits for the watch, which needed them only at its start: its
+// event may arrive after the termination signal.
 func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string, watch installationWatch) (bool, error) {
 	namespace, name, _ := strings.Cut(daemonSet, "/")
 	found, err := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -96,7 +96,7 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 			return true, nil
 		}
 	}
-	return false, fmt.Errorf("ask for DaemonSet %s: %w", daemonSet, err)
+	return false, fmt.Errorf("read DaemonSet %s: %w", daemonSet, err)
 }
 
 // removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. last says that no plugin of
@@ -128,9 +128,9 @@ func removeFiles(ctx context.Context, c *Config, last bool) (allocated int, err 
 	return 0, nil
 }
 
-// removeShared removes what plugins of a node share, but not records that were set aside as corrupt: somebody may want to look at them.
-// Records of layouts stay as long as partitions do, and the driver's session with them: without both the next plugin would take those
-// for unmanaged ones. So do those of changes of MIG modes that were interrupted: the next plugin finishes them, and puts back the GPU's
+// removeShared removes the files that plugins of a node share, except records that were set aside as corrupt, which may be of interest.
+// Records of layouts stay as long as their partitions, as does the driver's session: without both the next plugin would consider those
+// unmanaged. Records of interrupted MIG mode changes stay too: the next plugin finishes the changes, and restores the GPU's
 // persistence mode.
 func removeShared(c *Config) error {
 	errs := []error{removeEmptyLayouts(filepath.Join(c.nodeDir(), records.LayoutsDir))}
@@ -144,11 +144,11 @@ func removeShared(c *Config) error {
 	for _, file := range files {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.nodeDir(), file)))
 	}
-	_ = os.Remove(c.nodeDir()) // stays where it is a mount
+	_ = os.Remove(c.nodeDir()) // stays if it is a mount
 	return errors.Join(errs...)
 }
 
-// removeEmptyLayouts removes the records of layouts of which no partition exists.
+// removeEmptyLayouts removes the records of layouts without existing partitions.
 func removeEmptyLayouts(dir string) error {
 	all, _, err := records.ListLayouts(store.NewDisk(), dir)
 	if err != nil || len(all) == 0 {
@@ -166,14 +166,14 @@ func removeEmptyLayouts(dir string) error {
 	return err
 }
 
-// keepsLayouts reports whether records of layouts are left, as partitions of theirs may be.
+// keepsLayouts reports whether records of layouts are left, as their partitions may exist.
 func keepsLayouts(c *Config) bool {
 	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.nodeDir(), records.LayoutsDir))
 	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// removeRecords removes a directory of records with its spare files, but no records: the corrupt ones and the copies are in directories
-// of their own.
+// removeRecords removes a directory of records with its spare files, but no records: corrupt ones and copies are in separate
+// directories.
 func removeRecords(dir string) error {
 	var errs []error
 	for _, d := range []string{filepath.Join(dir, "copies"), dir} {
@@ -186,13 +186,13 @@ func removeRecords(dir string) error {
 		}
 	}
 	for _, d := range []string{filepath.Join(dir, "corrupt"), filepath.Join(dir, "copies"), dir} {
-		_ = os.Remove(d) // unless there is a record
+		_ = os.Remove(d) // fails if there is a record
 	}
 	return errors.Join(errs...)
 }
 
-// sharedFiles is why the plugin's directory may have files of another driver of the same name, which uses the same directory;
-// nil if it has none.
+// sharedFiles returns why the plugin's directory may contain files of another driver of the same name, which uses the same directory;
+// nil if it does not.
 func (s *service) sharedFiles(ctx context.Context) error {
 	switch {
 	case !s.config.compatible():

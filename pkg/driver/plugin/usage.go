@@ -16,23 +16,23 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/usage"
 )
 
-// usageCollector works out what is allocated and free when metrics are read, from what the control loop published last and from
-// the records in memory: neither the loop nor Prepare does anything for it.
+// usageCollector computes allocated and free devices when metrics are read, from the last state that the control loop published and
+// the records in memory, at no cost to the loop or Prepare.
 type usageCollector struct {
 	// source is nil until the records were read, published until slices were published.
 	source    atomic.Pointer[usageSource]
 	published atomic.Pointer[controller.View]
 }
 
-// usageSource is where usage is read from. Its functions may be called at any time.
+// usageSource provides the state. Its functions may be called at any time.
 type usageSource struct {
 	records func() []*records.Record
 	pods    func(types.UID) []string
-	// inventory is nil while the driver is away.
+	// inventory returns nil while the driver is away.
 	inventory func() *gpu.Node
 }
 
-// Descriptions. The labels of cleave_claim_info are spelled as those of dcgm-exporter, where it has them
+// Descriptions. The labels of cleave_claim_info are spelled like those of dcgm-exporter, where it has them
 // (github.com/NVIDIA/dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go and internal/pkg/transformation/const.go).
 var (
 	claimInfoDesc = usageDesc("cleave_claim_info",
@@ -40,7 +40,7 @@ var (
 		"UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "dra_claim_name", "dra_pool_name", "dra_device_name",
 		"dra_mig_device_uuid", "tier")
 	claimsDesc = usageDesc("cleave_claims",
-		"Claims on the node: prepared, preparing (cut short), or releasing (partitions are left).", "state")
+		"Claims on the node: prepared, preparing (interrupted), or releasing (partitions remain).", "state")
 	devicesDesc   = usageDesc("cleave_devices", "Devices that are published.", "gpu", "tier")
 	allocatedDesc = usageDesc("cleave_devices_allocated", "Devices that are allocated to claims.", "gpu", "tier")
 	freeDesc      = usageDesc("cleave_devices_free",
@@ -59,7 +59,7 @@ var (
 	coresAllocatedDesc = usageDesc("cleave_cores_allocated",
 		"Percent of a GPU's multiprocessors that is allocated to claims; none where shares do not count it.", "gpu", "tier")
 	fragmentationDesc = usageDesc("cleave_fragmentation",
-		"Part of the free placement units that lie on GPUs of which something is allocated: free, but not as whole GPUs. 0 to 1.")
+		"Fraction of the free placement units that are on partly allocated GPUs: free, but not as whole GPUs. 0 to 1.")
 	taintsDesc = usageDesc("cleave_device_taints", "Devices that have a taint, by its key.", "key")
 )
 

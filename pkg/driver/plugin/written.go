@@ -10,14 +10,14 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// sliceWrites knows when a write of slices failed last.
+// sliceWrites records when writing slices last failed.
 type sliceWrites struct {
 	failed atomic.Pointer[time.Time]
-	// dropped is called after a slice was written and has lost fields.
+	// dropped is called after a slice was written but lost fields.
 	dropped func()
 }
 
-// lastFailure is when a write failed, if none is known to have worked since; zero for never.
+// lastFailure returns when a write failed, unless one is known to have succeeded since; zero for never.
 func (w *sliceWrites) lastFailure() time.Time {
 	if at := w.failed.Load(); at != nil {
 		return *at
@@ -25,7 +25,7 @@ func (w *sliceWrites) lastFailure() time.Time {
 	return time.Time{}
 }
 
-// note notes the outcome of a write. No error says only that the helper is about to write.
+// note notes the outcome of a write. A nil error only means that the helper is about to write.
 func (w *sliceWrites) note(err error) {
 	dropped := (*resourceslice.DroppedFieldsError)(nil)
 	switch {
