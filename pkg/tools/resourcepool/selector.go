@@ -151,15 +151,13 @@ func (s *Selector) key(driver string, d *resourceapi.Device) string {
 	b.WriteString(driver)
 	b.WriteString(strconv.FormatBool(IsShared(d)))
 	for _, n := range s.names {
-		b.WriteByte(0xff) // in no amount
+		b.WriteByte(0xff) // in no value: they are UTF-8
 		if n.kind == capacityField {
 			if c, ok := valueOf(d.Capacity, driver, n); ok {
 				b.WriteString(c.Value.String())
 			}
 		} else if a, ok := valueOf(d.Attributes, driver, n); ok {
-			encoded, _ := a.Marshal() // it was decoded, so it can be encoded
-			b.WriteString(strconv.Itoa(len(encoded)) + ":")
-			b.Write(encoded)
+			writeValue(&b, &a)
 		}
 	}
 	return b.String()
@@ -172,6 +170,25 @@ func valueOf[V any](all map[resourceapi.QualifiedName]V, driver string, n name) 
 		v, ok = all[resourceapi.QualifiedName(n.id)]
 	}
 	return v, ok
+}
+
+// writeValue writes the type and value of an attribute.
+func writeValue(b *strings.Builder, a *resourceapi.DeviceAttribute) {
+	switch {
+	case a.StringValue != nil:
+		b.WriteByte('s')
+		b.WriteString(*a.StringValue)
+	case a.IntValue != nil:
+		b.WriteByte('i')
+		b.WriteString(strconv.FormatInt(*a.IntValue, 10))
+	case a.BoolValue != nil:
+		b.WriteString(strconv.FormatBool(*a.BoolValue))
+	case a.VersionValue != nil:
+		b.WriteByte('v')
+		b.WriteString(*a.VersionValue)
+	default:
+		fmt.Fprintf(b, "l%q%v%v%q", a.StringValues, a.IntValues, a.BoolValues, a.VersionValues)
+	}
 }
 
 // Fields of "device" in expressions.
