@@ -48,7 +48,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case shared != nil && whole && found.UUID == shared.UUID:
 		d.partition = shared
 	case shared != nil:
-		return fmt.Errorf("partition %s is gone although claims share it: it was destroyed outside of Cleave;  "+
+		return fmt.Errorf("partition %s is gone although claims share it: it was destroyed outside of Cleave; "+
 			"delete their pods to have it created again", d.name)
 	case offered && whole:
 		found.Existing = true

@@ -86,15 +86,15 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	wish := c.params.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
-			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent allocated to the claim: request more cores "+
-				"in the request", c.describe(), *p, m.ThreadPercentage)
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent allocated to the claim: request more cores",
+				c.describe(), *p, m.ThreadPercentage)
 		}
 		m.ThreadPercentage = int64(*p)
 	}
 	if q := wish.PinnedDeviceMemoryLimit; q != nil {
 		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
-			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s allocated to the claim: request more memory "+
-				"in the request", c.describe(), q, resource.NewQuantity(s.Memory, resource.BinarySI))
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s allocated to the claim: request more memory",
+				c.describe(), q, resource.NewQuantity(s.Memory, resource.BinarySI))
 		}
 		m.Memory = q.Value()
 	}

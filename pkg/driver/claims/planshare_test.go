@@ -192,8 +192,8 @@ func TestPlan_ShareRefused(t *testing.T) {
 		"parameters for a whole GPU":              {result("r", 0), `"timeSlice":{}`, []string{"sets timeSlice", "of type gpu", "remove it"}},
 		"admin access with those of another tier": {adminShare(0, gpu.TimeSlice), `"mps":{}`, []string{`request "watch"`, "sets mps", "of type timeslice"}},
 
-		"more threads than allocated":   {mps, `"mps":{"activeThreadPercentage":26}`, []string{"activeThreadPercentage 26", "25 percent", "ask for more cores"}},
-		"more memory than allocated":    {mps, `"mps":{"pinnedDeviceMemoryLimit":"21Gi"}`, []string{"pinnedDeviceMemoryLimit 21Gi", "the 20Gi that the claim was allocated", "ask for more memory"}},
+		"more threads than allocated":   {mps, `"mps":{"activeThreadPercentage":26}`, []string{"activeThreadPercentage 26", "25 percent", "request more cores"}},
+		"more memory than allocated":    {mps, `"mps":{"pinnedDeviceMemoryLimit":"21Gi"}`, []string{"pinnedDeviceMemoryLimit 21Gi", "the 20Gi allocated to the claim", "request more memory"}},
 		"a byte more than allocated":    {mps, `"mps":{"pinnedDeviceMemoryLimit":"21474836481"}`, []string{"pinnedDeviceMemoryLimit"}},
 		"part of a byte more":           {mps, `"mps":{"pinnedDeviceMemoryLimit":"21474836480500m"}`, []string{"pinnedDeviceMemoryLimit"}},
 		"a limit beyond all memory":     {mps, `"mps":{"pinnedDeviceMemoryLimit":"1e30"}`, []string{"pinnedDeviceMemoryLimit"}},

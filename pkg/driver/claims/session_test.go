@@ -29,7 +29,7 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 			must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
 			err := b.tryPrepare("a", b.name(0)+tier)
-			wantError(t, err, "partitions that Cleave did not create")
+			wantError(t, err, "Cleave did not create these partitions")
 			b.want(list("0 14@2"), nil, nil)
 		})
 	}

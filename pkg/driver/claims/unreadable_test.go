@@ -41,7 +41,7 @@ func TestUnreadableGPU_PartitionIsKept(t *testing.T) {
 	b = b.unreadable()
 	b.want(list("0 19@6"), list("a"), list("a"))
 	err := b.tryPrepare("a", device)
-	if !errors.Is(err, gpu.ErrUnreadable) || strings.Contains(err.Error(), "taken out") {
+	if !errors.Is(err, gpu.ErrUnreadable) || strings.Contains(err.Error(), "was removed") {
 		t.Errorf("Prepare = %v, want %v", err, gpu.ErrUnreadable)
 	}
 	b.want(list("0 19@6"), list("a"), list("a"))

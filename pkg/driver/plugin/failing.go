@@ -23,7 +23,7 @@ import (
 const (
 	reasonDriver   = "driver-unavailable" // the NVIDIA driver does not answer, or was released
 	reasonInvalid  = "invalid-claim"      // the allocation or its parameters do not match the node's offer
-	reasonTaken    = "allocated"          // the devices are in use by another claim
+	reasonTaken    = "allocated"          // the devices are allocated to another claim
 	reasonBusy     = "in-use"             // a process uses the partition or the GPU
 	reasonGPU      = "gpu-unusable"       // the GPU is lost, unreadable, replaced, or lacks a partition's resources
 	reasonMPS      = "mps-unavailable"    // the MPS supervisor does not answer
