@@ -27,7 +27,10 @@ type index struct {
 }
 
 func newIndex() *index {
-	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}, changed: func() {}, named: func(string) {}}
+	return &index{
+		byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{},
+		changed: func() {}, named: func(string) {},
+	}
 }
 
 // get returns the record of a claim, or nil.

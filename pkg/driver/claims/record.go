@@ -98,7 +98,10 @@ func parentID(cdi CDI, shape gpu.Shape) string {
 
 // sameDevices reports whether two records have the same devices in the same boot.
 func sameDevices(a, b *records.Record) bool {
-	return a.BootID == b.BootID && a.Driver == b.Driver && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+	if a.BootID != b.BootID || a.Driver != b.Driver || a.State != b.State {
+		return false
+	}
+	return slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
 			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
 	})

@@ -114,7 +114,9 @@ func (n *otherNames) add(ctx context.Context, driver string) {
 		return
 	}
 	n.s.engine.Ledger.Names.Add(driver)
-	o := &otherName{driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver), broken: make(chan error, 1), reported: map[string]string{}}
+	o := &otherName{
+		driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver), broken: make(chan error, 1), reported: map[string]string{},
+	}
 	n.byName[driver] = o
 	klog.FromContext(ctx).Info("Found another driver name", "driver", driver, "dir", o.dir,
 		"claims", len(n.s.engine.Named(driver).Records()))
