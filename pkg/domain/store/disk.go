@@ -17,9 +17,9 @@ import (
 )
 
 var (
-	// ErrTooLong: a file is longer than the limit of a read.
+	// ErrTooLong is returned if a file is longer than the limit of a read.
 	ErrTooLong = errors.New("file is too long")
-	// ErrNotAFile: a link, a directory or something else instead of a file.
+	// ErrNotAFile is returned for a link, a directory or anything else but a file.
 	ErrNotAFile = errors.New("not a regular file")
 )
 
