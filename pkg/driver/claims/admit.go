@@ -83,7 +83,7 @@ func (a *preparation) checkFree() error {
 				d.request, d.name, g.UUID, others[0].Claim))
 		}
 		if other := conflictWith(a.view.conflicts[want.gpu], want); other != nil {
-			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is allocated to %s (the name Cleave previously used on this node): "+
+			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is allocated to %s (another name of Cleave on this node): "+
 				"it is free once that claim's pods have ended",
 				d.request, d.name, g.UUID, other), ErrAllocated}
 		}
