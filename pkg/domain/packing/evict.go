@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packing
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Holder has allocations that end together: those of a pod, or of all pods that share a claim.
+type Holder struct {
+	Uses []Use
+	// Priority is the highest of its pods, Pods their number, Breaks how many PodDisruptionBudgets their eviction would violate.
+	Priority     int32
+	Pods, Breaks int
+	// Since is when the first of its pods started, in seconds since 1970.
+	Since int64
+}
+
+// Loss is the cost of an eviction, the most important part first.
+type Loss struct {
+	// Breaks are the PodDisruptionBudgets that are violated.
+	Breaks int
+	// Priority is the highest of an evicted pod.
+	Priority int32
+	// Units are the placement units of the evicted pods' devices, Pods their number.
+	Units, Pods int
+	// Since is when the first of them started.
+	Since int64
+}
+
+// Compare is negative if a loss is less than another.
+func (l Loss) Compare(o Loss) int {
+	return cmp.Or(cmp.Compare(l.Breaks, o.Breaks), cmp.Compare(l.Priority, o.Priority), cmp.Compare(l.Units, o.Units),
+		cmp.Compare(l.Pods, o.Pods), cmp.Compare(o.Since, l.Since))
+}
+
+// loss of evicting some of the holders, by their indices.
+func (s *State) loss(holders []Holder, victims []int) Loss {
+	l := Loss{Priority: math.MinInt32, Since: math.MaxInt64}
+	for _, v := range victims {
+		h := &holders[v]
+		l.Breaks += h.Breaks
+		l.Priority = max(l.Priority, h.Priority)
+		l.Units += s.units(h)
+		l.Pods += h.Pods
+		l.Since = min(l.Since, h.Since)
+	}
+	return l
+}
+
+// units are the placement units of a holder's devices. A share counts like the smallest partition of its GPU.
+func (s *State) units(h *Holder) int {
+	n := 0
+	for _, u := range h.Uses {
+		if d := &s.model.Devices[u.Device]; d.Shared {
+			n++
+		} else {
+			n += d.Size
+		}
+	}
+	return n
+}
+
+// Evict finds holders whose release makes room for requests, by their indices, at the least loss that a greedy search finds; false
+// if even the release of all of them makes none. The state does not change. Without victims the requests fit as it is.
+func (s *State) Evict(holders []Holder, requests ...Request) (victims []int, loss Loss, fits bool, err error) {
+	free := s.Clone()
+	if _, fits, err := free.Fit(requests...); err != nil || fits {
+		return nil, Loss{}, fits, err
+	}
+	allowed, fits, err := free.level(holders, requests)
+	if err != nil || !fits {
+		return nil, Loss{}, false, err
+	}
+	for _, order := range s.orders(holders, allowed) {
+		found, err := free.keep(holders, order, requests)
+		if err != nil {
+			return nil, Loss{}, false, err
+		}
+		if l := s.loss(holders, found); victims == nil || l.Compare(loss) < 0 {
+			victims, loss = found, l
+		}
+	}
+	slices.Sort(victims)
+	return victims, loss, true, nil
+}
+
+// level releases the holders of the lowest priorities that suffice: none that breaks budgets, if that suffices. It returns them.
+func (s *State) level(holders []Holder, requests []Request) (released []int, fits bool, err error) {
+	var order []int
+	for i := range holders {
+		order = append(order, i)
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(compareBool(holders[a].Breaks > 0, holders[b].Breaks > 0), cmp.Compare(holders[a].Priority, holders[b].Priority))
+	})
+	for at, i := range order {
+		s.Release(holders[i].Uses...)
+		released = append(released, i)
+		if at+1 < len(order) {
+			next := &holders[order[at+1]]
+			if next.Priority == holders[i].Priority && (next.Breaks > 0) == (holders[i].Breaks > 0) {
+				continue
+			}
+		}
+		if _, fits, err := s.Fit(requests...); err != nil || fits {
+			return released, fits, err
+		}
+	}
+	return nil, false, nil
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	default:
+		return 1
+	}
+}
+
+// orders are those in which holders are kept: violations of budgets and high priorities are avoided first, then the loss of units,
+// then that of old pods. Each GPU is once the last of which anything is kept, so that what is evicted is on as few as possible.
+func (s *State) orders(holders []Holder, allowed []int) [][]int {
+	least := func(last func(h *Holder) int) []int {
+		order := slices.Clone(allowed)
+		slices.SortStableFunc(order, func(a, b int) int {
+			x, y := &holders[a], &holders[b]
+			return cmp.Or(cmp.Compare(y.Breaks, x.Breaks), cmp.Compare(y.Priority, x.Priority), cmp.Compare(last(x), last(y)),
+				cmp.Compare(s.units(y), s.units(x)), cmp.Compare(y.Pods, x.Pods), cmp.Compare(x.Since, y.Since), cmp.Compare(a, b))
+		})
+		return order
+	}
+	value := make([]int, len(s.model.GPUs)) // what is lost of a GPU if all of it is evicted
+	for _, i := range allowed {
+		for _, u := range holders[i].Uses {
+			value[s.model.Devices[u.Device].GPU] += s.units(&Holder{Uses: []Use{u}})
+		}
+	}
+	on := func(h *Holder, gpu int) bool {
+		return slices.ContainsFunc(h.Uses, func(u Use) bool { return s.model.Devices[u.Device].GPU == gpu })
+	}
+	all := [][]int{
+		least(func(*Holder) int { return 0 }),
+		least(func(h *Holder) int { // the most valuable GPUs first
+			most := 0
+			for _, u := range h.Uses {
+				most = max(most, value[s.model.Devices[u.Device].GPU])
+			}
+			return -most
+		}),
+	}
+	for g := range s.model.GPUs {
+		all = append(all, least(func(h *Holder) int {
+			if on(h, g) {
+				return 1
+			}
+			return 0
+		}))
+	}
+	return all
+}
+
+// keep allocates released holders again, in order, as long as the requests fit, and returns those that it cannot keep. The state is
+// as before when it returns.
+func (s *State) keep(holders []Holder, order []int, requests []Request) (victims []int, err error) {
+	var kept []int
+	defer func() {
+		for _, i := range kept {
+			s.Release(holders[i].Uses...)
+		}
+	}()
+	for _, i := range order {
+		s.Allocate(holders[i].Uses...)
+		_, fits, err := s.Fit(requests...)
+		if err != nil || !fits {
+			s.Release(holders[i].Uses...)
+			victims = append(victims, i)
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		kept = append(kept, i)
+	}
+	return victims, nil
+}
