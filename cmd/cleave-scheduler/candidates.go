@@ -5,9 +5,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/klog/v2"
 	configv1 "k8s.io/kube-scheduler/config/v1"
@@ -21,42 +24,50 @@ import (
 )
 
 // candidateResources is the name of this variant of kube-scheduler's plugin DynamicResources: if GPUPacking, whose PreFilter runs
-// first, has narrowed the search, its allocator uses only the candidates' devices instead of the cluster's. It replaces that plugin
-// in a profile, with the same arguments, DynamicResourcesArgs. The name must differ: kube-scheduler rejects a plugin with the name
-// of one of its own.
+// first, has narrowed the search, its allocator uses only the candidates' devices instead of the cluster's. Devices that are kept for
+// pods that others were evicted for count as allocated, and in preemption's dry runs, those of evicted pods as free. It replaces that
+// plugin in a profile, with the same arguments, DynamicResourcesArgs. The name must differ: kube-scheduler rejects a plugin with the
+// name of one of its own.
 const candidateResources = "CandidateDynamicResources"
 
 // candidatePlugin is DynamicResources with another name and a PreFilter that may see fewer devices.
 type candidatePlugin struct {
 	*dynamicresources.DynamicResources
-	slices *gpupacking.CandidateSlices
+	view   view
+	handle framework.Handle
+	shared *gpupacking.Shared
+	whatIf *whatIf
 }
 
-// candidateHandle gives DynamicResources a view of devices that can be limited.
+// candidateHandle gives DynamicResources another view of devices and claims.
 type candidateHandle struct {
 	framework.Handle
-	slices *gpupacking.CandidateSlices
+	view view
 }
 
-func (h candidateHandle) SharedDRAManager() framework.SharedDRAManager { return h.slices }
+func (h candidateHandle) SharedDRAManager() framework.SharedDRAManager { return h.view }
 
-// newCandidatePlugin creates the plugin of a profile.
-func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+// newCandidates creates the plugin of a profile.
+func (all *plugins) newCandidates(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
 	args, err := dynamicResourcesArgs(arguments)
 	if err != nil {
 		return nil, fmt.Errorf("decode the arguments of %s: %w", candidateResources, err)
 	}
-	slices := &gpupacking.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()}
-	inner, err := dynamicresources.New(ctx, args, candidateHandle{handle, slices},
-		feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
-	if err != nil {
+	p := &candidatePlugin{handle: handle, shared: all.shared, view: view{
+		&gpupacking.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()},
+		&tracker{ResourceClaimTracker: handle.SharedDRAManager().ResourceClaims()},
+	}}
+	fts := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
+	if p.DynamicResources, err = newDynamicResources(ctx, args, candidateHandle{handle, p.view}, fts); err != nil {
 		return nil, fmt.Errorf("start %s: %w", candidateResources, err)
 	}
-	plugin, ok := inner.(*dynamicresources.DynamicResources)
-	if !ok {
-		return nil, fmt.Errorf("start %s: kube-scheduler's plugin is a %T", candidateResources, inner)
+	if p.whatIf, err = newWhatIf(ctx, args, handle, fts); err != nil {
+		return nil, fmt.Errorf("start %s: %w", candidateResources, err)
 	}
-	return &candidatePlugin{plugin, slices}, nil
+	all.mutex.Lock()
+	defer all.mutex.Unlock()
+	all.candidates[handle.ProfileName()] = p
+	return p, nil
 }
 
 // dynamicResourcesArgs are arguments with kube-scheduler's defaults.
@@ -77,10 +88,16 @@ func (p *candidatePlugin) Name() string { return candidateResources }
 // and would fail.
 func (p *candidatePlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
-	if _, err := state.Read(dynamicresources.Name); err != nil {
+	if !p.allocates(state) {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
 	return p.DynamicResources.PostFilter(ctx, state, pod, statuses)
+}
+
+// allocates reports whether the plugin has a part in a cycle.
+func (p *candidatePlugin) allocates(state framework.CycleState) bool {
+	_, err := state.Read(dynamicresources.Name)
+	return err == nil
 }
 
 // PreFilter is that of DynamicResources.
@@ -93,8 +110,100 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 	if candidates != nil {
 		klog.FromContext(ctx).V(4).Info("Limited the allocator to the devices of candidates", "pod", klog.KObj(pod), "nodes", len(candidates))
 	}
-	p.slices.Limited(candidates, func() {
+	p.resolve(ctx)
+	p.view.claims.kept = p.shared.Held(pod, candidates)
+	defer p.view.claims.reset()
+	p.view.Limited(candidates, func() {
 		result, status = p.DynamicResources.PreFilter(ctx, state, pod, nodes)
 	})
 	return result, status
+}
+
+// resolve finds which devices are to be kept for pods that were nominated before the scheduler started.
+func (p *candidatePlugin) resolve(ctx context.Context) {
+	for _, n := range p.shared.Unknown() {
+		node, err := p.handle.SnapshotSharedLister().NodeInfos().Get(n.Node)
+		if err != nil {
+			continue
+		}
+		if devices, status := p.whatIf.allocate(ctx, n.Pod, node, p.shared.Without(n.Pod, n.Node, p.ends(node, nil))); status.IsSuccess() {
+			p.shared.Hold(n.Pod, n.Node, devices, nil)
+		}
+	}
+}
+
+// ends says which consumers of claims on a node have ended, or will soon: pods that are gone or end by themselves, and those that a
+// dry run removed.
+func (p *candidatePlugin) ends(node framework.NodeInfo, removed map[types.UID]*corev1.Pod) func(namespace, name string, uid types.UID) bool {
+	here := map[types.UID]*corev1.Pod{}
+	for _, i := range node.GetPods() {
+		here[i.GetPod().UID] = i.GetPod()
+	}
+	now, pods := time.Now(), p.handle.SharedInformerFactory().Core().V1().Pods().Lister()
+	return func(namespace, name string, uid types.UID) bool {
+		switch pod := here[uid]; {
+		case removed[uid] != nil:
+			return true
+		case pod != nil:
+			return removed == nil && gpupacking.Leaves(pod, now)
+		default:
+			return gpupacking.Gone(pods, namespace, name, uid)
+		}
+	}
+}
+
+// removedPods are those by which a dry run of a node differs from the scheduler's view.
+type removedPods map[types.UID]*corev1.Pod
+
+// Clone returns a copy: each node's dry run has its own.
+func (r removedPods) Clone() framework.StateData { return maps.Clone(r) }
+
+// removedKey is that of removedPods in the state of a scheduling cycle.
+const removedKey framework.StateKey = candidateResources + "/removed"
+
+// removedIn are those of a dry run; nil for none.
+func removedIn(state framework.CycleState) removedPods {
+	data, err := state.Read(removedKey)
+	if err != nil {
+		return nil
+	}
+	r, _ := data.(removedPods)
+	return r
+}
+
+// PreFilterExtensions are the plugin's: kube-scheduler's preemption removes pods from a node in a dry run, asks the plugins whether
+// the preemptor fits, and adds pods back. DynamicResources takes no part in that (kubernetes/enhancements#5690): here it does.
+func (p *candidatePlugin) PreFilterExtensions() framework.PreFilterExtensions { return p }
+
+// AddPod adds a pod back. Those that are nominated for the node are added, too: what is kept for them counts already.
+func (p *candidatePlugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1.Pod, add framework.PodInfo,
+	_ framework.NodeInfo) *framework.Status {
+	delete(removedIn(state), add.GetPod().UID)
+	return nil
+}
+
+// RemovePod removes a pod.
+func (p *candidatePlugin) RemovePod(_ context.Context, state framework.CycleState, _ *corev1.Pod, remove framework.PodInfo,
+	_ framework.NodeInfo) *framework.Status {
+	removed := removedIn(state)
+	if removed == nil {
+		removed = removedPods{}
+		state.Write(removedKey, removed)
+	}
+	removed[remove.GetPod().UID] = remove.GetPod()
+	return nil
+}
+
+// Filter is that of DynamicResources. In a dry run, claims whose pods are all removed count as free. A node without free devices is one
+// where preemption may help: DynamicResources says that it is not (statusUnschedulable, kubernetes 1.37.2).
+func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node framework.NodeInfo) *framework.Status {
+	removed := removedIn(state)
+	if removed == nil {
+		status := p.DynamicResources.Filter(ctx, state, pod, node)
+		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) {
+			return framework.NewStatus(framework.Unschedulable, status.Reasons()...)
+		}
+		return status
+	}
+	return p.whatIf.filter(ctx, pod, node, p.shared.Without(pod, node.Node().Name, p.ends(node, removed)))
 }

@@ -11,8 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/structured"
-	"k8s.io/dynamic-resource-allocation/structured/schedulerapi"
 	"k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
@@ -22,155 +20,90 @@ import (
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
 )
 
-// whatIf runs kube-scheduler's allocator as if some claims were not allocated, and others were. It has a DynamicResources of its
-// own, as that of the profile keeps the allocations of a scheduling cycle to itself.
+// whatIf runs kube-scheduler's allocator as if some claims were not allocated, and devices were kept for other pods. It has a
+// DynamicResources of its own, as that of the profile keeps the allocations of a scheduling cycle to itself.
 type whatIf struct {
-	// mu guards the view: the plugin reads it in PreFilter alone.
+	// mu guards the tracker and the slices: the plugin reads them in PreFilter and Reserve alone.
 	mu     sync.Mutex
 	plugin *dynamicresources.DynamicResources
 	slices *gpupacking.CandidateSlices
-	claims *otherClaims
-}
-
-// change is how allocations differ from those that the scheduler knows.
-type change struct {
-	// released are claims that count as not allocated, by UID; held are devices that count as allocated.
-	released map[types.UID]*resourceapi.ResourceClaim
-	held     []resourceapi.DeviceRequestAllocationResult
+	claims *tracker
 }
 
 // whatIfHandle gives the plugin its view. Its profile has another name: the plugin adds an index of pods of that name to the
 // informer, which may have each once.
-type whatIfHandle struct {
-	framework.Handle
-	manager framework.SharedDRAManager
-}
+type whatIfHandle struct{ candidateHandle }
 
-func (h whatIfHandle) SharedDRAManager() framework.SharedDRAManager { return h.manager }
-func (h whatIfHandle) ProfileName() string                          { return h.Handle.ProfileName() + "/what-if" }
-
-// whatIfManager has other claims than the scheduler.
-type whatIfManager struct {
-	framework.SharedDRAManager
-	claims *otherClaims
-}
-
-func (m whatIfManager) ResourceClaims() framework.ResourceClaimTracker { return m.claims }
-
-// otherClaims are the scheduler's with other allocations.
-type otherClaims struct {
-	framework.ResourceClaimTracker
-	change change
-}
+func (h whatIfHandle) ProfileName() string { return h.Handle.ProfileName() + "/what-if" }
 
 func newWhatIf(ctx context.Context, args *config.DynamicResourcesArgs, handle framework.Handle, fts feature.Features) (*whatIf, error) {
 	w := &whatIf{
 		slices: &gpupacking.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()},
-		claims: &otherClaims{ResourceClaimTracker: handle.SharedDRAManager().ResourceClaims()},
+		claims: &tracker{ResourceClaimTracker: handle.SharedDRAManager().ResourceClaims(), dry: true},
 	}
-	inner, err := dynamicresources.New(ctx, args, whatIfHandle{handle, whatIfManager{w.slices, w.claims}}, fts)
+	var err error
+	w.plugin, err = newDynamicResources(ctx, args, whatIfHandle{candidateHandle{handle, view{w.slices, w.claims}}}, fts)
+	return w, err
+}
+
+// newDynamicResources is kube-scheduler's plugin.
+func newDynamicResources(ctx context.Context, args *config.DynamicResourcesArgs, handle framework.Handle,
+	fts feature.Features) (*dynamicresources.DynamicResources, error) {
+	inner, err := dynamicresources.New(ctx, args, handle, fts)
 	if err != nil {
 		return nil, err
 	}
-	var ok bool
-	if w.plugin, ok = inner.(*dynamicresources.DynamicResources); !ok {
+	plugin, ok := inner.(*dynamicresources.DynamicResources)
+	if !ok {
 		return nil, fmt.Errorf("kube-scheduler's plugin is a %T", inner)
 	}
-	return w, nil
+	return plugin, nil
 }
 
 // filter is the plugin's answer for a pod on one node after a change.
-func (w *whatIf) filter(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c change) *framework.Status {
-	state := scheduler.NewCycleState()
-	if status := w.prepare(ctx, state, pod, node, c); status != nil {
-		return status
-	}
-	return w.plugin.Filter(ctx, state, pod, node)
-}
-
-func (w *whatIf) prepare(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node framework.NodeInfo, c change) *framework.Status {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.claims.change = c
-	defer func() { w.claims.change = change{} }()
-	var status *framework.Status
-	w.slices.Limited(sets.New(node.Node().Name), func() {
-		_, status = w.plugin.PreFilter(ctx, state, pod, []framework.NodeInfo{node})
-	})
-	if status.IsSkip() {
-		return nil
-	}
+func (w *whatIf) filter(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c gpupacking.Change) *framework.Status {
+	_, status := w.run(ctx, pod, node, c)
 	return status
 }
 
-// Get is a claim as it would be.
-func (o *otherClaims) Get(namespace, name string) (*resourceapi.ResourceClaim, error) {
-	claim, err := o.ResourceClaimTracker.Get(namespace, name)
-	if err != nil || o.change.released[claim.UID] == nil {
-		return claim, err
+// allocate is what the allocator would give a pod on a node after a change.
+func (w *whatIf) allocate(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c gpupacking.Change) ([]gpupacking.Result, *framework.Status) {
+	state, status := w.run(ctx, pod, node, c)
+	if state == nil || !status.IsSuccess() {
+		return nil, status
 	}
-	claim = claim.DeepCopy()
-	claim.Status.Allocation, claim.Status.ReservedFor = nil, nil
-	return claim, nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.claims.reset()
+	if status := w.plugin.Reserve(ctx, state, pod, node.Node().Name); !status.IsSuccess() {
+		return nil, status
+	}
+	return w.claims.reserved, nil
 }
 
-// GatherAllocatedState is what would be allocated.
-func (o *otherClaims) GatherAllocatedState() (*schedulerapi.AllocatedState, error) {
-	all, err := o.ResourceClaimTracker.GatherAllocatedState()
-	if err != nil {
-		return nil, err
+// run filters; the state is nil where the pod has no claims.
+func (w *whatIf) run(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c gpupacking.Change) (framework.CycleState, *framework.Status) {
+	state := scheduler.NewCycleState()
+	if status := w.prepare(ctx, state, pod, node, c); status.IsSkip() {
+		return nil, nil
+	} else if !status.IsSuccess() {
+		return nil, status
 	}
-	for _, claim := range o.change.released {
-		for i := range claim.Status.Allocation.Devices.Results {
-			count(all, &claim.Status.Allocation.Devices.Results[i], false)
-		}
-	}
-	for i := range o.change.held {
-		count(all, &o.change.held[i], true)
-	}
-	return all, nil
+	return state, w.plugin.Filter(ctx, state, pod, node)
 }
 
-// ListAllAllocatedDevices is what would be allocated, where devices are not shared.
-func (o *otherClaims) ListAllAllocatedDevices() (sets.Set[structured.DeviceID], error) {
-	all, err := o.ResourceClaimTracker.ListAllAllocatedDevices()
-	if err != nil {
-		return nil, err
+func (w *whatIf) prepare(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node framework.NodeInfo,
+	c gpupacking.Change) (status *framework.Status) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.claims.reset()
+	w.claims.kept = c.Kept
+	w.claims.released = map[types.UID]*resourceapi.ResourceClaim{}
+	for _, claim := range c.Released {
+		w.claims.released[claim.UID] = claim
 	}
-	state := &schedulerapi.AllocatedState{AllocatedDevices: all, AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection()}
-	for _, claim := range o.change.released {
-		for i := range claim.Status.Allocation.Devices.Results {
-			count(state, &claim.Status.Allocation.Devices.Results[i], false)
-		}
-	}
-	for i := range o.change.held {
-		count(state, &o.change.held[i], true)
-	}
-	return state.AllocatedDevices, nil
-}
-
-// count adds a device to a state, or takes it away, as the scheduler counts it (foreachAllocatedDevice of
-// pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go, kubernetes 1.37.2).
-func count(state *schedulerapi.AllocatedState, r *resourceapi.DeviceRequestAllocationResult, add bool) {
-	if r.AdminAccess != nil && *r.AdminAccess {
-		return
-	}
-	device := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-	if r.ShareID == nil {
-		if add {
-			state.AllocatedDevices.Insert(device)
-		} else {
-			state.AllocatedDevices.Delete(device)
-		}
-		return
-	}
-	shared, consumed := structured.MakeSharedDeviceID(device, r.ShareID), structured.NewDeviceConsumedCapacity(device, r.ConsumedCapacity)
-	if add {
-		state.AllocatedSharedDeviceIDs.Insert(shared)
-		state.AggregatedCapacity.Insert(consumed)
-	} else {
-		state.AllocatedSharedDeviceIDs.Delete(shared)
-		state.AggregatedCapacity.Remove(consumed)
-	}
+	w.slices.Limited(sets.New(node.Node().Name), func() {
+		_, status = w.plugin.PreFilter(ctx, state, pod, []framework.NodeInfo{node})
+	})
+	return status
 }

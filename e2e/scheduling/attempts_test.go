@@ -23,11 +23,19 @@ import (
 func (b *bed) fallbacks() int { return b.logged("None of the best nodes will do") }
 
 // logged is how often the scheduler's log says something.
-func (b *bed) logged(text string) int {
+func (b *bed) logged(text string) int { return len(b.lines(text)) }
+
+// lines are those of the scheduler's log that have a text.
+func (b *bed) lines(text string) (found []string) {
 	b.t.Helper()
 	log, err := os.ReadFile(filepath.Join(b.dir, "cleave-scheduler.log"))
 	must(b.t, err)
-	return strings.Count(string(log), text)
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
 }
 
 // TestScheduler_ExtendedResource: pods that ask for GPUs by an extended resource have no claim until they are bound. What they

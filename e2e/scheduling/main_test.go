@@ -63,7 +63,7 @@ func newBedWith(t *testing.T, opts cluster.Options) *bed {
 	opts.Dir, opts.ControlPlane = dir, true
 	control, err := cluster.Up(t.Context(), opts)
 	must(t, err)
-	b := &bed{t: t, dir: t.TempDir(), control: control, kubeconfig: control.Kubeconfig()}
+	b := &bed{t: t, dir: keepDir(t), control: control, kubeconfig: control.Kubeconfig()}
 	b.kube, err = control.Client()
 	must(t, err)
 	b.addClasses()
@@ -132,8 +132,8 @@ func (b *bed) start(program string, args ...string) {
 	}))
 }
 
-// config is the file of its configuration.
-func (b *bed) config(args string) string {
+// config is the file of its configuration. More are arguments of other plugins.
+func (b *bed) config(args string, more ...string) string {
 	b.t.Helper()
 	path := filepath.Join(b.dir, "scheduler.yaml")
 	must(b.t, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
@@ -144,14 +144,16 @@ profiles:
 - schedulerName: cleave-scheduler
   plugins:
     multiPoint:
-      enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}]
-      disabled: [{name: DynamicResources}]
-    postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}]}
-    podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}]}
+      enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}, {name: DevicePreemption}]
+      disabled: [{name: DynamicResources}, {name: DefaultPreemption}]
+    postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}, {name: DevicePreemption}]}
+    podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}, {name: DevicePreemption}]}
     reserve: {enabled: [{name: CandidateDynamicResources}]}
   pluginConfig:
   - name: GPUPacking
     args: %s
-`, b.kubeconfig, args), 0o600))
+%s`, b.kubeconfig, args, strings.Join(more, "")), 0o600))
 	return path
 }
+
+func keepDir(t *testing.T) string { d := "/tmp/keep/" + t.Name(); os.RemoveAll(d); os.MkdirAll(d, 0o755); return d }

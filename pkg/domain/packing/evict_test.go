@@ -5,6 +5,7 @@ package packing_test
 import (
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,18 +14,23 @@ import (
 )
 
 // exhaustive is the least loss of all sets of holders whose release makes room.
-func exhaustive(t *testing.T, s *packing.State, holders []packing.Holder, r packing.Request) (best packing.Loss, fits bool) {
+func exhaustive(t *testing.T, s *packing.State, holders []packing.Holder, budgets []int, r packing.Request) (best packing.Loss, fits bool) {
 	t.Helper()
 	for set := range uint(1) << len(holders) {
 		now := s.Clone()
 		loss := packing.Loss{Priority: -1 << 31, Since: 1<<63 - 1}
+		left := slices.Clone(budgets)
 		for i := range holders {
 			if set&(1<<i) == 0 {
 				continue
 			}
 			h := &holders[i]
 			now.Release(h.Uses...)
-			loss.Breaks += h.Breaks
+			for _, b := range h.Budgets {
+				if left[b]--; left[b] < 0 {
+					loss.Breaks++
+				}
+			}
 			loss.Priority = max(loss.Priority, h.Priority)
 			loss.Pods += h.Pods
 			loss.Since = min(loss.Since, h.Since)
@@ -57,6 +63,7 @@ func TestEvict_Exhaustive(t *testing.T) {
 		for seed := range uint64(100) {
 			random := rand.New(rand.NewPCG(seed, 2))
 			s := empty.Clone()
+			budgets := []int{random.IntN(3), random.IntN(3)}
 			all := shapes(s.Model())
 			var holders []packing.Holder
 			for range 200 {
@@ -66,8 +73,11 @@ func TestEvict_Exhaustive(t *testing.T) {
 				}
 				s.Allocate(uses...)
 				if len(holders) < most && random.IntN(4) > 0 { // the others are not to be evicted
-					holders = append(holders, packing.Holder{Uses: uses, Priority: int32(random.IntN(3)), Pods: 1 + random.IntN(2),
-						Breaks: max(0, random.IntN(4)-2), Since: int64(random.IntN(5))})
+					h := packing.Holder{Uses: uses, Priority: int32(random.IntN(3)), Pods: 1 + random.IntN(2), Since: int64(random.IntN(5))}
+					for range random.IntN(h.Pods + 1) {
+						h.Budgets = append(h.Budgets, random.IntN(len(budgets)))
+					}
+					holders = append(holders, h)
 				}
 			}
 			r := request(s, all[random.IntN(len(all))], 1+random.IntN(2))
@@ -75,14 +85,14 @@ func TestEvict_Exhaustive(t *testing.T) {
 				continue
 			}
 			before := s.Clone()
-			victims, loss, ok, err := s.Evict(holders, r)
+			victims, loss, ok, err := s.Evict(holders, budgets, r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !s.Equal(before) {
 				t.Fatalf("%s, seed %d: the state has changed", model, seed)
 			}
-			best, can := exhaustive(t, s, holders, r)
+			best, can := exhaustive(t, s, holders, budgets, r)
 			if ok != can {
 				t.Fatalf("%s, seed %d: fits %t, want %t", model, seed, ok, can)
 			}

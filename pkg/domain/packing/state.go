@@ -116,6 +116,19 @@ func (s *State) Allocate(uses ...Use) {
 	s.evaluateAll(uses)
 }
 
+// TryAllocate records allocations if there is room for all of them, on devices that are tainted, too.
+func (s *State) TryAllocate(uses ...Use) bool {
+	for i, u := range uses {
+		if !s.admits(u) {
+			s.Release(uses[:i]...)
+			return false
+		}
+		s.change(u, 1)
+		s.evaluateAll(uses[i : i+1])
+	}
+	return true
+}
+
 // Release undoes Allocate.
 func (s *State) Release(uses ...Use) {
 	for _, u := range uses {

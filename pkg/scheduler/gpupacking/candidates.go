@@ -14,10 +14,10 @@ import (
 // Candidates are a new set of the nodes to which GPUPacking narrowed a scheduling cycle in its PreFilter; nil where it sees all nodes.
 func Candidates(state framework.CycleState) sets.Set[string] {
 	d := read(state)
-	if d == nil || d.outcome != outcomeNarrowed && d.outcome != outcomeBusy {
+	if d == nil || d.outcome != outcomeNarrowed && d.outcome != outcomeBusy && d.outcome != outcomeEvict {
 		return nil
 	}
-	return sets.KeySet(d.costs)
+	return d.nodes()
 }
 
 // CandidateSlices is a scheduler's view of devices that can be limited to those of some nodes. DynamicResources groups the

@@ -49,6 +49,7 @@ const (
 
 // query is what is looked for on some nodes.
 type query struct {
+	holder
 	demand   pools.Demand
 	strategy packing.Strategy
 	most     int            // nodes to find
@@ -131,7 +132,7 @@ func (c *cluster) nodesOf(results []resourceapi.DeviceRequestAllocationResult) (
 func (c *cluster) planOn(ctx context.Context, name string, q query) (found plan, passed string) {
 	driver := ""
 	for _, v := range c.views[name] {
-		p := c.plan(ctx, v, q.demand)
+		p := c.plan(ctx, v, q)
 		switch {
 		case p.err != nil && p.complete:
 			return plan{}, passedSearch

@@ -13,6 +13,8 @@ import (
 
 // claimState is a claim's devices: as stored at the API server, and as assumed until it is stored.
 type claimState struct {
+	// claim is that of the stored devices.
+	claim           *resourceapi.ResourceClaim
 	stored, assumed []resourceapi.DeviceRequestAllocationResult
 	// written is the version in which the API server has the assumed devices; empty while it may not have them.
 	written string
@@ -36,7 +38,7 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		return
 	}
 	c.change(after.UID, func(s *claimState) {
-		s.stored = results(after)
+		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
 }

@@ -43,6 +43,9 @@ type cluster struct {
 	// owners are the views that a pool is of, users the claims that have devices of it.
 	owners map[poolKey][]*view
 	users  map[poolKey]map[types.UID]bool
+	// holds are of pods, by UID, held how many there were.
+	holds map[types.UID]*hold
+	held  int
 }
 
 type poolKey struct{ driver, pool string }
@@ -220,15 +223,23 @@ func (c *cluster) refresh(v *view) {
 }
 
 // plan predicts a demand on a view.
-func (c *cluster) plan(ctx context.Context, v *view, d pools.Demand) plan {
+func (c *cluster) plan(ctx context.Context, v *view, q query) plan {
 	c.refresh(v)
 	if v.node == nil {
 		return plan{}
 	}
+	d := q.demand
+	if len(c.holds) > 0 {
+		if holds := c.holdsOn(v.of, q.holder); len(holds) > 0 {
+			state := v.state.Clone()
+			c.keep(v, state, holds, nil)
+			return c.predict(ctx, v, state, d)
+		}
+	}
 	if known, ok := v.plans[d.Key]; ok {
 		return known
 	}
-	p := c.predict(ctx, v, d)
+	p := c.predict(ctx, v, v.state, d)
 	if errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded) {
 		return p
 	}
@@ -239,7 +250,7 @@ func (c *cluster) plan(ctx context.Context, v *view, d pools.Demand) plan {
 	return p
 }
 
-func (c *cluster) predict(ctx context.Context, v *view, d pools.Demand) plan {
+func (c *cluster) predict(ctx context.Context, v *view, state *packing.State, d pools.Demand) plan {
 	requests, err := c.cache.Requests(ctx, v.node, d)
 	if err != nil {
 		return plan{err: err}
@@ -253,10 +264,10 @@ func (c *cluster) predict(ctx context.Context, v *view, d pools.Demand) plan {
 	if !p.complete {
 		return p
 	}
-	uses, fits, err := v.state.Fit(requests...)
+	uses, fits, err := state.Fit(requests...)
 	p.fits, p.err = fits, err
 	if fits {
-		p.cost = v.state.Cost(uses)
+		p.cost = state.Cost(uses)
 	}
 	return p
 }

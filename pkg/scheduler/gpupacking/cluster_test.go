@@ -104,7 +104,7 @@ func TestReadAhead(t *testing.T) {
 		}
 	}
 	all := newInformers(client)
-	c, err := (&clusters{}).get(t.Context(), all, client.Discovery())
+	c, err := (&Shared{}).clusterOf(t.Context(), all, client.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}

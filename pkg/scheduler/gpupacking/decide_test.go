@@ -168,7 +168,7 @@ func TestPlugin_Bound(t *testing.T) {
 // TestFactory_Profiles: profiles of a scheduler have one view of the cluster.
 func TestFactory_Profiles(t *testing.T) {
 	b := newBed(t, "")
-	create := Factory()
+	create := new(Shared).New
 	profile := func(args string) *Plugin {
 		p, err := create(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
 		if err != nil {

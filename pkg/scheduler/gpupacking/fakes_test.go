@@ -59,7 +59,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 		t: t, client: client, informers: newInformers(client), recorder: events.NewFakeRecorder(10),
 		claims: map[string]*resourceapi.ResourceClaim{}, pending: map[types.UID]*resourceapi.AllocationResult{},
 	}
-	p, err := Factory()(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
+	p, err := new(Shared).New(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +78,7 @@ func newInformers(client kubernetes.Interface) informers.SharedInformerFactory {
 }
 
 func (b *bed) SharedInformerFactory() informers.SharedInformerFactory { return b.informers }
+func (b *bed) ProfileName() string                                    { return "cleave-scheduler" }
 func (b *bed) ClientSet() kubernetes.Interface                        { return b.client }
 func (b *bed) SharedDRAManager() framework.SharedDRAManager           { return fakeDRA{b} }
 func (b *bed) EventRecorder() events.EventRecorderLogger              { return b.recorder }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +32,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	c := &cluster{
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
-		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{}, ahead: make(chan struct{}),
+		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{}, holds: map[types.UID]*hold{}, ahead: make(chan struct{}),
 	}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
@@ -41,6 +40,9 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		return nil, err
 	}
 	if err := c.watch(claims, c.claims.follow); err != nil {
+		return nil, err
+	}
+	if err := c.watchPods(all.Core().V1().Pods().Informer()); err != nil {
 		return nil, err
 	}
 	if !servesRules(ctx, api) {
@@ -134,26 +136,4 @@ func (c *cluster) followAll() bool {
 	defer c.mutex.Unlock()
 	slices, rules, claims := c.slices.followAll(), c.rules.followAll(), c.claims.followAll()
 	return slices || rules || claims
-}
-
-// clusters makes one cluster for all profiles of a scheduler.
-type clusters struct {
-	mutex sync.Mutex
-	of    informers.SharedInformerFactory
-	last  *cluster
-}
-
-func (c *clusters) get(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if c.last != nil && c.of == all {
-		return c.last, nil
-	}
-	made, err := newCluster(ctx, all, api)
-	if err != nil {
-		return nil, err
-	}
-	c.of, c.last = all, made
-	go made.readAhead(ctx)
-	return made, nil
 }

@@ -15,6 +15,7 @@ const (
 	outcomeFallback = "fallback" // to all nodes, after none of the best would do
 	outcomeBusy     = "busy"     // only nodes without CPU, memory or pod slots have room on their GPUs
 	outcomeFull     = "full"     // no node has room
+	outcomeEvict    = "evict"    // no node has room, and on some the eviction of other pods would make it
 	outcomeChecked  = "checked"  // no node seems to have room; the allocator was asked on all of them
 )
 

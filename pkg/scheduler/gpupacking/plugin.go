@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -27,6 +28,7 @@ const Name = "GPUPacking"
 
 // Plugin is GPUPacking.
 type Plugin struct {
+	shared  *Shared
 	handle  framework.Handle
 	dra     framework.SharedDRAManager
 	args    Args
@@ -38,6 +40,8 @@ type Plugin struct {
 	// not get their devices in the end.
 	unnarrowed, released remembered[struct{}]
 	waiting              remembered[query]
+	// offered are the nodes that pods without room were offered to evict others on, and got no room by that.
+	offered remembered[sets.Set[string]]
 }
 
 var (
@@ -51,26 +55,22 @@ var (
 	_ framework.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// Factory makes the plugin of each profile of a scheduler. Unknown arguments are an error. The profiles have one view of the
-// cluster, so that each knows what the others reserve.
-func Factory() func(context.Context, runtime.Object, framework.Handle) (framework.Plugin, error) {
-	shared := &clusters{}
-	return func(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-		args, err := parseArgs(arguments)
-		if err != nil {
-			return nil, err
-		}
-		if handle.SharedDRAManager() == nil {
-			return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
-		}
-		p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
-			asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
-		if p.cluster, err = shared.get(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
-			return nil, fmt.Errorf("start %s: %w", Name, err)
-		}
-		register()
-		return p, nil
+// New makes the plugin of a profile. Unknown arguments are an error.
+func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+	args, err := parseArgs(arguments)
+	if err != nil {
+		return nil, err
 	}
+	if handle.SharedDRAManager() == nil {
+		return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
+	}
+	p := &Plugin{shared: s, handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
+		asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
+	if p.cluster, err = s.clusterOf(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
+		return nil, fmt.Errorf("start %s: %w", Name, err)
+	}
+	register()
+	return p, nil
 }
 
 // Name is that of the plugin.
@@ -84,10 +84,33 @@ type decision struct {
 	query   query
 	outcome string
 	costs   map[string]packing.Cost // of the nodes where it fits
+	// victims are the pods whose eviction makes room for it, by node.
+	victims map[string][]types.UID
+	// more: there are other nodes where an eviction makes room.
+	more bool
+}
+
+// More reports whether another attempt of the pod sees other nodes on which evictions make room for it.
+func More(state framework.CycleState) bool {
+	d := read(state)
+	return d != nil && d.more
+}
+
+// Victims are the pods whose eviction makes room on a node for the pod of a cycle, as far as GPUPacking can say; not ok where it cannot.
+func Victims(state framework.CycleState, node string) (victims []types.UID, ok bool) {
+	if d := read(state); d != nil {
+		victims, ok = d.victims[node]
+	}
+	return victims, ok
 }
 
 // Clone returns the decision itself: it does not change.
 func (d *decision) Clone() framework.StateData { return d }
+
+// nodes are those to which a cycle is narrowed.
+func (d *decision) nodes() sets.Set[string] {
+	return sets.KeySet(d.costs).Union(sets.KeySet(d.victims))
+}
 
 // read is the decision of a cycle; nil where there is none.
 func read(state framework.CycleState) *decision {
@@ -131,7 +154,8 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 		attempts.WithLabelValues(string(strategy), passed).Inc()
 		return nil, skip
 	}
-	return p.narrow(ctx, state, pod, nodes, query{demand: demand, strategy: strategy, most: p.args.Candidates, drivers: p.args.Drivers})
+	return p.narrow(ctx, state, pod, nodes, query{holder: holderOf(pod), demand: demand, strategy: strategy, most: p.args.Candidates,
+		drivers: p.args.Drivers})
 }
 
 func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodes []framework.NodeInfo,
@@ -142,21 +166,23 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 		among.replicas = replicasOn(nodes, pod)
 	}
 	best, outcome := p.decide(ctx, pod, among, q)
+	d := &decision{query: q, outcome: outcome, costs: map[string]packing.Cost{}}
+	if outcome == outcomeBusy || outcome == outcomeFull || outcome == outcomeChecked {
+		p.addEvictions(ctx, pod, among, d)
+	}
 	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
-	d := &decision{query: q, outcome: outcome, costs: map[string]packing.Cost{}}
-	names := make([]string, 0, len(best))
 	for _, c := range best {
 		d.costs[c.node] = c.cost
-		names = append(names, c.node)
 	}
 	state.Write(stateKey, d)
+	outcome = d.outcome
 	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
 	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
-		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)])
+		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)], "evict", len(d.victims))
 	switch outcome {
-	case outcomeNarrowed, outcomeBusy:
-		return &framework.PreFilterResult{NodeNames: sets.New(names...)}, nil
+	case outcomeNarrowed, outcomeBusy, outcomeEvict:
+		return &framework.PreFilterResult{NodeNames: d.nodes()}, nil
 	case outcomeFull:
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, full(among))
 	default:

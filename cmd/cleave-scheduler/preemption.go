@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+	"k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+)
+
+// devicePreemption is the name of the plugin that evicts pods for others that need their devices. It replaces DefaultPreemption in a
+// profile with GPUPacking and CandidateDynamicResources.
+const devicePreemption = "DevicePreemption"
+
+// preemptionPlugin is DefaultPreemption with other victims. Which pods make room on which node GPUPacking says; kube-scheduler's own
+// Evaluator and Executor nominate the node and evict them.
+type preemptionPlugin struct {
+	*defaultpreemption.DefaultPreemption
+	*plugins
+	handle framework.Handle
+	rules  *gpupacking.Rules
+	later  *later
+}
+
+// devices is the plugin that allocates in this profile.
+func (p *preemptionPlugin) devices() *candidatePlugin { return p.allocator(p.handle.ProfileName()) }
+
+// newPreemption creates the plugin of a profile.
+func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+	rules := &gpupacking.Rules{}
+	if err := gpupacking.DecodeArgs(arguments, rules); err != nil {
+		return nil, fmt.Errorf("decode the arguments of %s: %w", devicePreemption, err)
+	}
+	if err := rules.Validate(); err != nil {
+		return nil, fmt.Errorf("check the arguments of %s: %w", devicePreemption, err)
+	}
+	versioned, args := &configv1.DefaultPreemptionArgs{}, &config.DefaultPreemptionArgs{}
+	scheme.Scheme.Default(versioned)
+	if err := scheme.Scheme.Convert(versioned, args, nil); err != nil {
+		return nil, fmt.Errorf("start %s: %w", devicePreemption, err)
+	}
+	inner, err := defaultpreemption.New(ctx, args, handle, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", devicePreemption, err)
+	}
+	p := &preemptionPlugin{DefaultPreemption: inner, plugins: all, handle: handle, rules: rules, later: newLater(handle)}
+	all.shared.Preempts(handle.ProfileName(), rules)
+	registerMetrics()
+	go p.later.run(ctx)
+	return p, nil
+}
+
+// Name is that of the plugin.
+func (p *preemptionPlugin) Name() string { return devicePreemption }
+
+// PostFilter finds pods whose eviction makes room for a pod that found none.
+func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+	a := &attempt{preemptionPlugin: p, state: state, found: map[string]room{}}
+	if node, waits := a.waits(ctx, pod); waits {
+		preemptions.WithLabelValues(outcomeWaiting).Inc()
+		return nil, framework.NewStatus(framework.Unschedulable, "preemption: the devices that were freed on node "+node+" are not deallocated yet")
+	}
+	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
+	result, status := evaluator.Preempt(ctx, state, pod, statuses)
+	a.done(ctx, pod, result, status)
+	if text := status.Message(); text != "" {
+		status = framework.NewStatus(status.Code(), "preemption: "+text)
+	}
+	return result, status
+}
+
+// attempt is the search for one pod.
+type attempt struct {
+	*preemptionPlugin
+	state framework.CycleState
+	mutex sync.Mutex
+	found map[string]room // by node
+}
+
+// room is what evictions on a node make.
+type room struct {
+	victims []*corev1.Pod
+	units   int
+	// devices are what the pod gets then, change what is released for that.
+	devices []gpupacking.Result
+	change  gpupacking.Change
+}
+
+// waits reports whether a pod has room on the node that it is nominated for once the claims of pods that are gone are deallocated, which
+// takes a moment. They may have been since the pod was refused there: the event queues it again.
+func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
+	name = a.shared.HeldNode(pod)
+	if name == "" {
+		return "", false
+	}
+	node, err := a.handle.SnapshotSharedLister().NodeInfos().Get(name)
+	devices := a.devices()
+	if err != nil || devices == nil {
+		return name, false
+	}
+	removed := removedPods{}
+	got, status := devices.whatIf.allocate(ctx, pod, node, a.shared.Without(pod, name, devices.ends(node, removed)))
+	if !status.IsSuccess() || len(got) == 0 {
+		return name, false
+	}
+	if devices.allocates(a.state) { // otherwise PreFilter ended the attempt, and other plugins know nothing of the pod
+		state := a.state.Clone()
+		state.Write(removedKey, removed)
+		if !a.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, node).IsSuccess() {
+			return name, false
+		}
+	}
+	a.shared.Hold(pod, name, got, nil)
+	return name, true
+}
+
+// done acts on the result: what a pod is to get is kept for it, and everybody is told.
+func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.PostFilterResult, status *framework.Status) {
+	if !status.IsSuccess() || result == nil || result.NominatingInfo == nil || result.NominatedNodeName == "" {
+		outcome := outcomeNone
+		if status.Code() == framework.Error {
+			outcome = outcomeError
+		}
+		preemptions.WithLabelValues(outcome).Inc()
+		if result != nil { // its nomination is taken away
+			a.shared.Drop(pod.UID)
+		}
+		if gpupacking.More(a.state) {
+			a.handle.Activate(klog.FromContext(ctx), map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
+		}
+		a.later.add(pod, a.earliest(pod))
+		return
+	}
+	node := result.NominatedNodeName
+	r := a.found[node]
+	preemptions.WithLabelValues(outcomeEvicted).Inc()
+	victimPods.Add(float64(len(r.victims)))
+	evictedUnits.Add(float64(r.units))
+	if len(r.devices) == 0 {
+		return
+	}
+	a.shared.Hold(pod, node, r.devices, r.change.Released)
+	a.tell(pod, node, r)
+}
+
+// mostTried bounds the nodes that are tried for a pod with claims of which GPUPacking cannot say where evictions make room.
+const mostTried = 8
+
+// GetOffsetAndNumCandidates is with which of the nodes that may be tried to begin, and how many that would do are enough.
+func (a *attempt) GetOffsetAndNumCandidates(nodes int32) (offset, most int32) {
+	if gpupacking.Candidates(a.state) != nil {
+		return 0, nodes
+	}
+	offset, most = a.preemptionPlugin.GetOffsetAndNumCandidates(nodes)
+	if devices := a.devices(); devices != nil && devices.allocates(a.state) {
+		most = min(most, mostTried)
+	}
+	return offset, most
+}
+
+// PodEligibleToPreemptOthers reports whether a pod may evict others: not if its policy forbids it, or while pods that were evicted on the
+// node that it is nominated for end.
+func (a *attempt) PodEligibleToPreemptOthers(_ context.Context, pod *corev1.Pod, status *framework.Status) (ok bool, why string) {
+	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		return false, "not eligible due to preemptionPolicy=Never."
+	}
+	if pod.Status.NominatedNodeName == "" || status.Code() == framework.UnschedulableAndUnresolvable {
+		return true, ""
+	}
+	node, err := a.handle.SnapshotSharedLister().NodeInfos().Get(pod.Status.NominatedNodeName)
+	if err != nil {
+		return true, ""
+	}
+	now := time.Now()
+	for _, i := range node.GetPods() {
+		victim := i.GetPod()
+		if preemption.PodTerminatingByPreemption(victim) && gpupacking.Leaves(victim, now) &&
+			schedulinghelpers.PodPriority(victim) <= schedulinghelpers.PodPriority(pod) {
+			return false, "not eligible due to a terminating pod on the nominated node."
+		}
+	}
+	return true, ""
+}
+
+// evictable reports whether all pods of a victim may be evicted.
+func (p *preemptionPlugin) evictable(victim preemption.Victim, preemptor *corev1.Pod) bool {
+	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
+	for _, i := range victim.Pods() {
+		pod := i.GetPod()
+		if pod.DeletionTimestamp != nil {
+			if victim.Priority() > priority || !gpupacking.Leaves(pod, now) {
+				return false
+			}
+		} else if ok, _ := p.rules.Evictable(pod, victim.Priority(), priority, now); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// earliest is when one more pod may be evicted for another; zero for never.
+func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
+	if len(p.rules.MinRuntime)+len(p.rules.MaxRuntime) == 0 {
+		return first
+	}
+	nodes, err := p.handle.SnapshotSharedLister().NodeInfos().List()
+	if err != nil {
+		return first
+	}
+	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
+	for _, node := range nodes {
+		for _, i := range node.GetPods() {
+			ok, at := p.rules.Evictable(i.GetPod(), schedulinghelpers.PodPriority(i.GetPod()), priority, now)
+			if !ok && !at.IsZero() && (first.IsZero() || at.Before(first)) {
+				first = at
+			}
+		}
+	}
+	return first
+}
+
+// victimOrder is the order in which victims are spared: those that GPUPacking would spare, and those that end by themselves last.
+func victimOrder(all []*preemption.DomainVictim, chosen sets.Set[types.UID]) {
+	rank := func(v *preemption.DomainVictim) int {
+		switch pods := v.Pods(); {
+		case pods[0].GetPod().DeletionTimestamp != nil:
+			return 2
+		case slices.ContainsFunc(pods, func(i framework.PodInfo) bool { return chosen.Has(i.GetPod().UID) }):
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(a, b *preemption.DomainVictim) int {
+		x, y := rank(a), rank(b)
+		switch {
+		case x == 2 || y == 2:
+			return cmp.Compare(x, y)
+		case a.Priority() != b.Priority():
+			return cmp.Compare(b.Priority(), a.Priority())
+		case x != y:
+			return cmp.Compare(x, y)
+		case preemption.MoreImportantVictim(a, b):
+			return -1
+		case preemption.MoreImportantVictim(b, a):
+			return 1
+		}
+		return 0
+	})
+}
+
+// SelectVictimsOnNode finds the pods of a node to evict. Those that GPUPacking has chosen are tried first: on a node of 56 partitions it
+// takes a run of the allocator for each of the others to find that they can stay.
+func (a *attempt) SelectVictimsOnNode(ctx context.Context, state framework.CycleState, preemptor *corev1.Pod, node framework.NodeInfo,
+	possible []*preemption.DomainVictim, budgets []*policyv1.PodDisruptionBudget) ([]*corev1.Pod, int, *framework.Status) {
+	possible = slices.DeleteFunc(slices.Clone(possible), func(v *preemption.DomainVictim) bool { return !a.evictable(v, preemptor) })
+	if len(possible) == 0 {
+		return nil, 0, framework.NewStatus(framework.UnschedulableAndUnresolvable, "No preemption victims found for incoming pod")
+	}
+	name := node.Node().Name
+	victims, ok := gpupacking.Victims(a.state, name)
+	chosen := sets.New(victims...)
+	victimOrder(possible, chosen)
+	d := &dryRun{attempt: a, preemptor: preemptor}
+	if ok {
+		few := slices.DeleteFunc(slices.Clone(possible), func(v *preemption.DomainVictim) bool {
+			return !slices.ContainsFunc(v.Pods(), func(i framework.PodInfo) bool {
+				return chosen.Has(i.GetPod().UID) || i.GetPod().DeletionTimestamp != nil
+			})
+		})
+		if found, breaks, status := d.run(ctx, state.Clone(), node.Snapshot(), few, budgets); status.IsSuccess() {
+			return found, breaks, nil
+		}
+	}
+	return d.run(ctx, state, node, possible, budgets)
+}
+
+// OrderedScoreFuncs compare nodes, the most important first: the fewest evictions that budgets do not allow, the lowest priority of the
+// most important victim, the least units lost, the fewest victims, and the shortest time that one has run.
+func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extenderv1.Victims) []func(string) int64 {
+	return []func(string) int64{
+		func(n string) int64 { return -nodes[n].NumPDBViolations },
+		func(n string) int64 {
+			most := int64(math.MinInt32)
+			for _, p := range nodes[n].Pods {
+				most = max(most, int64(schedulinghelpers.PodPriority(p)))
+			}
+			return -most
+		},
+		func(n string) int64 { return -int64(a.found[n].units) },
+		func(n string) int64 { return -int64(len(nodes[n].Pods)) },
+		func(n string) int64 {
+			first := int64(math.MaxInt64)
+			for _, p := range nodes[n].Pods {
+				if p.Status.StartTime != nil {
+					first = min(first, p.Status.StartTime.UnixNano())
+				}
+			}
+			return first
+		},
+		func(n string) int64 { return 0 },
+	}
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+)
+
+// Outcomes of a search for pods to evict; values of a metric's label.
+const (
+	outcomeEvicted = "evicted" // pods are evicted, and the pod is nominated for their node
+	outcomeWaiting = "waiting" // what was freed for the pod is not deallocated yet
+	outcomeNone    = "none"    // no eviction makes room, or the pod may evict nobody now
+	outcomeError   = "error"
+)
+
+var (
+	preemptions = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "preemptions_total", StabilityLevel: metrics.ALPHA,
+		Help: "Searches for pods whose eviction makes room for a pod that found none, by outcome: evicted, waiting for devices that " +
+			"were freed for it to be deallocated, none, or error.",
+	}, []string{"outcome"})
+	victimPods = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "preemption_victims_total", StabilityLevel: metrics.ALPHA,
+		Help: "Pods that were evicted to make room for others.",
+	})
+	evictedUnits = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "preemption_units_total", StabilityLevel: metrics.ALPHA,
+		Help: "Placement units of the devices of pods that were evicted to make room for others.",
+	})
+)
+
+var registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(preemptions, victimPods, evictedUnits) })
+
+// tell records an Event of each victim and one of the pod they make room for, which name the devices.
+func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
+	of := map[string][]*resourceapi.ResourceClaim{} // by the pod's name
+	for _, claim := range r.change.Released {
+		for _, c := range claim.Status.ReservedFor {
+			of[claim.Namespace+"/"+c.Name] = append(of[claim.Namespace+"/"+c.Name], claim)
+		}
+	}
+	recorder, priority := a.handle.EventRecorder(), schedulinghelpers.PodPriority(pod)
+	var names []string
+	for _, victim := range r.victims {
+		key := victim.Namespace + "/" + victim.Name
+		names = append(names, key)
+		if victim.DeletionTimestamp != nil {
+			continue
+		}
+		var had []gpupacking.Result
+		for _, claim := range of[key] {
+			had = append(had, claim.Status.Allocation.Devices.Results...)
+		}
+		freed := "CPU, memory or other resources"
+		if len(had) > 0 {
+			freed = deviceNames(had)
+		}
+		recorder.Eventf(victim, pod, corev1.EventTypeNormal, "PreemptedForDevices", "Preempting",
+			"Evicted from node %s with %s, to make room for pod %s/%s of priority %d.", node, freed, pod.Namespace, pod.Name, priority)
+	}
+	slices.Sort(names)
+	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",
+		"Evicts %s on node %s; gets %s when they have ended.", few(names), node, deviceNames(r.devices))
+}
+
+// maxNamed bounds the names in an Event.
+const maxNamed = 10
+
+func few(names []string) string {
+	if len(names) > maxNamed {
+		return fmt.Sprintf("%s and %d more pods", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+	}
+	return "pods " + strings.Join(names, ", ")
+}
+
+func deviceNames(all []gpupacking.Result) string {
+	var names []string
+	for i := range all {
+		names = append(names, all[i].Device)
+	}
+	slices.Sort(names)
+	if len(names) > maxNamed {
+		return fmt.Sprintf("devices %s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+	}
+	return "devices " + strings.Join(names, ", ")
+}

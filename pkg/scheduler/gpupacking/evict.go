@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+)
+
+// Rules say which pods may be evicted, besides those of a lower priority. Times are by PriorityClass.
+type Rules struct {
+	// MinRuntime is for how long a pod is safe after its start.
+	MinRuntime map[string]metav1.Duration `json:"minRuntime"`
+	// MaxRuntime is how long after its start pods of the same priority may take its place; never where there is none.
+	MaxRuntime map[string]metav1.Duration `json:"maxRuntime"`
+}
+
+// Evictable reports whether a pod may be evicted for one of a priority, and if not, when it may be; zero for never. Its own
+// priority is that of its group, if it is of one.
+func (r *Rules) Evictable(victim *corev1.Pod, own, preemptor int32, now time.Time) (ok bool, at time.Time) {
+	start := startOf(victim)
+	least, most := r.MinRuntime[victim.Spec.PriorityClassName].Duration, r.MaxRuntime[victim.Spec.PriorityClassName].Duration
+	switch {
+	case own < preemptor:
+		at = start.Add(least)
+	case own == preemptor && most > 0:
+		at = start.Add(max(least, most))
+	default:
+		return false, time.Time{}
+	}
+	return !now.Before(at), at
+}
+
+// Validate checks times.
+func (r *Rules) Validate() error {
+	return cmp.Or(validate("minRuntime", r.MinRuntime), validate("maxRuntime", r.MaxRuntime))
+}
+
+func validate(field string, times map[string]metav1.Duration) error {
+	for _, class := range slices.Sorted(maps.Keys(times)) {
+		if times[class].Duration <= 0 {
+			return fmt.Errorf("%s[%s] is %s, want a time above zero, such as 30m", field, class, times[class].Duration)
+		}
+	}
+	return nil
+}
+
+// startOf is when a pod started, or when it was created if it has not.
+func startOf(pod *corev1.Pod) time.Time {
+	if pod.Status.StartTime != nil {
+		return pod.Status.StartTime.Time
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// eviction is pods of a node that can be evicted for another, as far as the measure can say.
+type eviction struct {
+	node    string
+	victims []types.UID
+	loss    packing.Loss
+	busy    bool // the node lacks CPU, memory or pod slots, too
+}
+
+// budget is a PodDisruptionBudget.
+type budget struct {
+	namespace string
+	selector  labels.Selector
+	disrupted map[string]metav1.Time
+}
+
+// evictor finds evictions for a pod.
+type evictor struct {
+	who     holder
+	rules   *Rules
+	now     time.Time
+	pods    corelisters.PodLister
+	budgets []budget
+	allowed []int // by budget
+}
+
+func newEvictor(pod *corev1.Pod, rules *Rules, pods corelisters.PodLister, all policylisters.PodDisruptionBudgetLister) (*evictor, error) {
+	e := &evictor{who: holderOf(pod), rules: rules, now: time.Now(), pods: pods}
+	listed, err := all.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range listed {
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err != nil || selector.Empty() {
+			continue
+		}
+		e.budgets = append(e.budgets, budget{b.Namespace, selector, b.Status.DisruptedPods})
+		e.allowed = append(e.allowed, int(b.Status.DisruptionsAllowed))
+	}
+	return e, nil
+}
+
+// budgetsOf are those that cover a pod, by their index.
+func (e *evictor) budgetsOf(pod *corev1.Pod) (found []int) {
+	for i := range e.budgets {
+		b := &e.budgets[i]
+		if _, done := b.disrupted[pod.Name]; !done && b.namespace == pod.Namespace && b.selector.Matches(labels.Set(pod.Labels)) {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+// pods of holders.
+type victims struct {
+	holders []packing.Holder
+	pods    [][]*corev1.Pod // by holder
+	of      map[types.UID]int
+}
+
+// add notes that devices are released if pods end: it joins the holders that have one of them.
+func (v *victims) add(uses []packing.Use, pods []*corev1.Pod) {
+	at := -1
+	for _, p := range pods {
+		known, ok := v.of[p.UID]
+		switch {
+		case !ok || known == at:
+		case at < 0:
+			at = known
+		default: // two that were apart
+			v.holders[at].Uses = append(v.holders[at].Uses, v.holders[known].Uses...)
+			v.pods[at] = append(v.pods[at], v.pods[known]...)
+			for _, moved := range v.pods[known] {
+				v.of[moved.UID] = at
+			}
+			v.holders[known].Uses, v.pods[known] = nil, nil
+		}
+	}
+	if at < 0 {
+		at = len(v.holders)
+		v.holders, v.pods = append(v.holders, packing.Holder{}), append(v.pods, nil)
+	}
+	v.holders[at].Uses = append(v.holders[at].Uses, uses...)
+	for _, p := range pods {
+		if known, ok := v.of[p.UID]; !ok || known != at {
+			v.of[p.UID] = at
+			v.pods[at] = append(v.pods[at], p)
+		}
+	}
+}
+
+// finish fills in what is known of the pods, and drops holders that were joined to others.
+func (v *victims) finish(e *evictor) {
+	var holders []packing.Holder
+	var pods [][]*corev1.Pod
+	for i := range v.holders {
+		if len(v.pods[i]) == 0 {
+			continue
+		}
+		h := v.holders[i]
+		h.Priority, h.Since, h.Pods = schedulinghelpers.PodPriority(v.pods[i][0]), startOf(v.pods[i][0]).Unix(), len(v.pods[i])
+		for _, p := range v.pods[i] {
+			h.Priority = max(h.Priority, schedulinghelpers.PodPriority(p))
+			h.Since = min(h.Since, startOf(p).Unix())
+			h.Budgets = append(h.Budgets, e.budgetsOf(p)...)
+		}
+		holders, pods = append(holders, h), append(pods, v.pods[i])
+	}
+	v.holders, v.pods = holders, pods
+}
+
+// evict finds the least loss for a demand on a node; not ok where none makes room, or the measure has no say.
+func (c *cluster) evict(ctx context.Context, q query, node framework.NodeInfo, e *evictor) (found eviction, ok bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	name := node.Node().Name
+	v := c.decisive(ctx, name, q)
+	if v == nil {
+		return eviction{}, false
+	}
+	released, all := c.victimsOn(v, node, e)
+	state := c.without(v, released)
+	c.keep(v, state, c.holdsOn(name, q.holder), released)
+	requests, err := c.cache.Requests(ctx, v.node, q.demand)
+	if err != nil {
+		return eviction{}, false
+	}
+	chosen, loss, fits, err := state.Evict(all.holders, e.allowed, requests...)
+	if err != nil || !fits {
+		return eviction{}, false
+	}
+	found = eviction{node: name, loss: loss}
+	for _, i := range chosen {
+		for _, p := range all.pods[i] {
+			found.victims = append(found.victims, p.UID)
+		}
+	}
+	return found, true
+}
+
+// Units are the placement units of the devices that claims have on a node.
+func (s *Shared) Units(node string, claims []*resourceapi.ResourceClaim) (n int) {
+	c := s.current()
+	if c == nil {
+		return 0
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for _, v := range c.views[node] {
+		if c.refresh(v); v.node == nil {
+			continue
+		}
+		for _, claim := range claims {
+			n += v.node.Model.Units(v.node.Uses(results(claim)))
+		}
+	}
+	return n
+}
+
+// decisive is the view of a node whose devices decide about a demand; nil where there is none.
+func (c *cluster) decisive(ctx context.Context, name string, q query) (found *view) {
+	if p, passed := c.planOn(ctx, name, q); passed != "" || !p.complete {
+		return nil
+	}
+	for _, v := range c.views[name] {
+		if c.plan(ctx, v, q).matches {
+			found = v
+		}
+	}
+	return found
+}
+
+// victimsOn are the claims of a view that are released anyway, and the holders of those that eviction releases.
+func (c *cluster) victimsOn(v *view, node framework.NodeInfo, e *evictor) (released map[types.UID]bool, all *victims) {
+	here := map[types.UID]*corev1.Pod{}
+	for _, p := range node.GetPods() {
+		here[p.GetPod().UID] = p.GetPod()
+	}
+	released, all = map[types.UID]bool{}, &victims{of: map[types.UID]int{}}
+	for _, claim := range c.claimsOf(v) {
+		pods, stays := e.endsWith(claim, here)
+		switch {
+		case stays:
+		case len(pods) == 0:
+			released[claim.UID] = true
+		default:
+			all.add(v.node.Uses(results(claim)), pods)
+		}
+	}
+	all.finish(e)
+	return released, all
+}
+
+// endsWith are the pods that must be evicted for a claim to be released; none where its consumers end by themselves.
+func (e *evictor) endsWith(claim *resourceapi.ResourceClaim, here map[types.UID]*corev1.Pod) (pods []*corev1.Pod, stays bool) {
+	all, ok := consumers(claim)
+	if !ok {
+		return nil, true
+	}
+	for _, r := range all {
+		pod := here[r.UID]
+		switch {
+		case pod == nil && Gone(e.pods, claim.Namespace, r.Name, r.UID):
+		case pod == nil:
+			return nil, true
+		default:
+			own := schedulinghelpers.PodPriority(pod)
+			may, _ := e.rules.Evictable(pod, own, e.who.priority, e.now)
+			switch {
+			case pod.DeletionTimestamp == nil && may:
+				pods = append(pods, pod)
+			case own > e.who.priority || !Leaves(pod, e.now):
+				return nil, true
+			}
+		}
+	}
+	return pods, false
+}
+
+// evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first.
+func (p *Plugin) evictions(ctx context.Context, pod *corev1.Pod, among eligible, q query) []eviction {
+	rules := p.shared.rulesOf(p.handle.ProfileName())
+	if rules == nil || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		return nil
+	}
+	informers := p.handle.SharedInformerFactory()
+	e, err := newEvictor(pod, rules, informers.Core().V1().Pods().Lister(), informers.Policy().V1().PodDisruptionBudgets().Lister())
+	if err != nil {
+		return nil // informers do not fail
+	}
+	nodes := p.handle.SnapshotSharedLister().NodeInfos()
+	var found []eviction
+	for i, names := range [][]string{among.free, among.busy} {
+		for _, name := range names {
+			node, err := nodes.Get(name)
+			if err != nil {
+				continue
+			}
+			if one, ok := p.cluster.evict(ctx, q, node, e); ok {
+				one.busy = i == 1
+				found = append(found, one)
+			}
+		}
+	}
+	slices.SortStableFunc(found, func(a, b eviction) int {
+		return cmp.Or(a.loss.Compare(b.loss), cmp.Compare(btoi(a.busy), btoi(b.busy)), cmp.Compare(a.node, b.node))
+	})
+	return found
+}
+
+// addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption. Where they would not do in
+// earlier attempts, those that are next come.
+func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) {
+	found := p.evictions(ctx, pod, among, d.query)
+	if len(found) == 0 {
+		return
+	}
+	offered, _ := p.offered.get(pod.UID)
+	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return offered.Has(e.node) })
+	if len(rest) == 0 || p.cluster.holdOf(pod.UID) {
+		rest, offered = found, nil
+	}
+	d.victims = map[string][]types.UID{}
+	all := offered.Clone()
+	if all == nil {
+		all = sets.New[string]()
+	}
+	for _, e := range rest[:min(len(rest), p.args.Candidates)] {
+		d.victims[e.node] = e.victims
+		all.Insert(e.node)
+	}
+	d.more = len(rest) > p.args.Candidates
+	p.offered.put(pod.UID, all)
+	if d.outcome != outcomeBusy {
+		d.outcome = outcomeEvict
+	}
+	p.waiting.put(pod.UID, d.query)
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
+)
+
+// Shared is what the plugins of a scheduler share: one view of the cluster, so that each profile knows what the others reserve, and which
+// pods may be evicted.
+type Shared struct {
+	mutex sync.Mutex
+	of    informers.SharedInformerFactory
+	last  *cluster
+	rules map[string]*Rules // by the name of a profile
+}
+
+// clusterOf makes one cluster for all profiles.
+func (s *Shared) clusterOf(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.last != nil && s.of == all {
+		return s.last, nil
+	}
+	made, err := newCluster(ctx, all, api)
+	if err != nil {
+		return nil, err
+	}
+	s.of, s.last = all, made
+	go made.readAhead(ctx)
+	return made, nil
+}
+
+// current is the cluster, nil where no profile has GPUPacking.
+func (s *Shared) current() *cluster {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.last
+}
+
+// Preempts notes that a profile has a plugin that evicts pods for devices, by rules.
+func (s *Shared) Preempts(profile string, rules *Rules) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.rules == nil {
+		s.rules = map[string]*Rules{}
+	}
+	s.rules[profile] = rules
+}
+
+// Evicts reports whether a profile has a plugin that evicts pods for devices.
+func (s *Shared) Evicts(profile string) bool { return s.rulesOf(profile) != nil }
+
+// rulesOf are those of a profile, nil where nobody is evicted for devices.
+func (s *Shared) rulesOf(profile string) *Rules {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.rules[profile]
+}
