@@ -52,6 +52,12 @@ func (r *report) setGoals(o options) {
 		r.want(name, g)
 	}
 	r.want(fmt.Sprintf(rejected, o.mixedPods, o.mixedNodes, mixedLoad), goal{Bound: 0.6, Ratio: true})
+	if o.urgent {
+		n := urgentEach * len(urgentKinds)
+		r.want(fmt.Sprintf(nominatedSeconds, n), goal{Bound: 1})
+		r.want(fmt.Sprintf(victimsTwice, n), goal{})
+		r.want(fmt.Sprintf(ordinaryRate, o.pods, n), goal{Bound: 0.8, Least: true})
+	}
 	for _, k := range o.kinds {
 		times := goal{Bound: 10, Least: true, Ratio: true}
 		r.want(fmt.Sprintf(podRateLoaded, o.pods, k.name, o.allocated), times)

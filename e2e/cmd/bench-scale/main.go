@@ -31,6 +31,7 @@ type options struct {
 	landing    int
 	pods       int
 	waiting    int
+	urgent     bool
 	schedulers []string
 	kinds      []kind
 	nodeModel  string
@@ -63,11 +64,12 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.nodeModel, "node-model", "hgx-h100", "model of the nodes")
 	flags.StringVar(&policy, "policy", "", "file of a NodePolicy, by which the nodes publish; empty for the built-in one")
 	flags.StringVar(&names, "schedulers", defaultScheduler+","+cleaveScheduler, "schedulers to compare, the base first")
-	flags.StringVar(&kinds, "kinds", "1g.10gb,whole,share", "kinds of pods to place")
+	flags.StringVar(&kinds, "kinds", "1g.10gb,whole,share", "kinds of pods to place; empty for none")
 	flags.IntVar(&o.landing, "landing-pods", 60, "pods of a kind whose GPUs are counted")
 	flags.IntVar(&o.pods, "pods", 240, "pods of a kind whose rate is measured")
 	flags.IntVar(&o.allocated, "allocated", 10_000, "claims that are allocated already in the loaded case; 0 leaves it out")
 	flags.IntVar(&o.waiting, "waiting-pods", 0, "pods that wait while others come and go, in the loaded case, such as 500; 0 leaves it out")
+	flags.BoolVar(&o.urgent, "urgent", true, "measure urgent pods in a cluster that is full of others, with cleave-scheduler")
 	flags.IntVar(&o.mixedNodes, "mixed-nodes", 100, "nodes for pods of many kinds that come and go")
 	flags.IntVar(&o.mixedPods, "mixed-pods", 2000, "pods of many kinds that come and go; 0 leaves it out")
 	if err := flags.Parse(args); err != nil {
@@ -80,6 +82,9 @@ func parse(args []string) (options, error) {
 		}
 	}
 	for name := range strings.SplitSeq(kinds, ",") {
+		if name == "" {
+			continue
+		}
 		k, err := findKind(name)
 		if err != nil {
 			return o, err
@@ -126,8 +131,15 @@ func run(ctx context.Context, o options) error {
 
 // measure fills the report.
 func measure(ctx context.Context, o options, r *report) error {
-	if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.scale(ctx, r) }); err != nil {
-		return err
+	if len(o.kinds) > 0 {
+		if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.scale(ctx, r) }); err != nil {
+			return err
+		}
+	}
+	if o.urgent && slices.Contains(o.schedulers, cleaveScheduler) {
+		if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.urgent(ctx, r) }); err != nil {
+			return err
+		}
 	}
 	if o.mixedPods == 0 {
 		return nil

@@ -68,6 +68,21 @@ func (b *bench) names(prefix string, n int) []string {
 // create makes pods for a scheduler, each with a claim: first all claims, then all pods. It returns when the first pod was
 // created.
 func (b *bench) create(ctx context.Context, scheduler, class string, count int64, names []string) (time.Time, error) {
+	return b.createAll(ctx, scheduler, class, count, names, func(*corev1.Pod) {})
+}
+
+// createAs is create for pods of one device with a PriorityClass; those without one may be on the nodes that are kept for them.
+func (b *bench) createAs(ctx context.Context, scheduler, priority, class string, names []string) (time.Time, error) {
+	return b.createAll(ctx, scheduler, class, 1, names, func(pod *corev1.Pod) {
+		pod.Spec.PriorityClassName = priority
+		if priority == "" {
+			pod.Spec.Tolerations = []corev1.Toleration{{Key: ordinaryTaint, Operator: corev1.TolerationOpExists}}
+		}
+	})
+}
+
+func (b *bench) createAll(ctx context.Context, scheduler, class string, count int64, names []string,
+	change func(*corev1.Pod)) (time.Time, error) {
 	claims := b.client.ResourceV1().ResourceClaims(namespace)
 	err := inParallel(ctx, len(names), func(ctx context.Context, i int) error {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: names[i]}, Spec: workload.ClaimSpec(class, count)}
@@ -81,21 +96,27 @@ func (b *bench) create(ctx context.Context, scheduler, class string, count int64
 		return began, err
 	}
 	return began, inParallel(ctx, len(names), func(ctx context.Context, i int) error {
-		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: names[i]},
-			Spec: corev1.PodSpec{
-				SchedulerName: scheduler,
-				Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{
-					Claims: []corev1.ResourceClaim{{Name: "gpu"}}, Requests: requests,
-				}}},
-				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &names[i]}},
-			},
-		}
+		pod := claimPod(scheduler, names[i])
+		change(pod)
 		if _, err := b.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create pod %s: %w", names[i], err)
 		}
 		return nil
 	})
+}
+
+// claimPod is a pod with the claim of its name.
+func claimPod(scheduler, name string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			SchedulerName: scheduler,
+			Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{
+				Claims: []corev1.ResourceClaim{{Name: "gpu"}}, Requests: requests,
+			}}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
+		},
+	}
 }
 
 // bound waits until all pods are on nodes and returns when the last one was.

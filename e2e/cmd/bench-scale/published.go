@@ -30,3 +30,15 @@ func (n nodeSlices) smallest() (devices []string) {
 	}
 	return devices
 }
+
+// whole are the devices that are a whole GPU, in their order.
+func (n nodeSlices) whole() (devices []string) {
+	for _, s := range n {
+		for _, d := range s.Spec.Devices {
+			if t := d.Attributes["type"].StringValue; t != nil && *t == "gpu" {
+				devices = append(devices, d.Name)
+			}
+		}
+	}
+	return devices
+}

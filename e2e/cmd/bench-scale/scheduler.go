@@ -43,10 +43,10 @@ func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
 		plugins = `
     plugins:
       multiPoint:
-        enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}]
-        disabled: [{name: DynamicResources}]
-      postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}]}
-      podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}]}
+        enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}, {name: DevicePreemption}]
+        disabled: [{name: DynamicResources}, {name: DefaultPreemption}]
+      postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}, {name: DevicePreemption}]}
+      podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}, {name: DevicePreemption}]}
       reserve: {enabled: [{name: CandidateDynamicResources}]}`
 	}
 	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
@@ -64,7 +64,7 @@ profiles:
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir)
+	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir, "-v=4")
 	cmd.Dir, cmd.Env = "/", append(os.Environ(), b.cluster.Environment()...)
 	program, err := process.Start(cmd, filepath.Join(b.dir, name+".log"))
 	if err != nil {

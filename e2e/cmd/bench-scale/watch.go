@@ -16,8 +16,8 @@ import (
 
 // placed is where a pod is.
 type placed struct {
-	node string
-	at   time.Time
+	node, nominated string
+	at              time.Time
 	// refused means that the scheduler found no node for it, so far.
 	refused bool
 }
@@ -58,7 +58,7 @@ func (w *podWatch) set(o any) {
 	if !ok {
 		return
 	}
-	p := placed{node: pod.Spec.NodeName, at: time.Now()}
+	p := placed{node: pod.Spec.NodeName, nominated: pod.Status.NominatedNodeName, at: time.Now()}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
 			p.refused = true
@@ -66,7 +66,7 @@ func (w *podWatch) set(o any) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if before, known := w.pods[pod.Name]; known && before.node == p.node && before.refused == p.refused {
+	if before, known := w.pods[pod.Name]; known && before.node == p.node && before.nominated == p.nominated && before.refused == p.refused {
 		return
 	}
 	w.pods[pod.Name] = p

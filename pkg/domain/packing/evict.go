@@ -106,7 +106,7 @@ func (s *State) improve(holders []Holder, budgets, victims []int, loss Loss, req
 		var others []int
 		for i := range holders {
 			if i != victims[at] {
-				free.Release(holders[i].Uses...)
+				free.shift(-1, holders[i].Uses)
 				others = append(others, i)
 			}
 		}
@@ -144,7 +144,7 @@ func (s *State) level(holders []Holder, budgets []int, requests []Request) (rele
 	}
 	slices.SortStableFunc(order, compare)
 	for at, i := range order {
-		s.Release(holders[i].Uses...)
+		s.shift(-1, holders[i].Uses)
 		released = append(released, i)
 		if at+1 < len(order) && compare(i, order[at+1]) == 0 {
 			continue
@@ -215,20 +215,27 @@ func (s *State) orders(holders []Holder, budgets, allowed []int) [][]int {
 	return all
 }
 
+// shift allocates or releases devices of a copy of a state, whose values of GPUs nobody needs.
+func (s *State) shift(by int, uses []Use) {
+	for _, u := range uses {
+		s.change(u, by)
+	}
+}
+
 // keep allocates released holders again, in order, as long as the requests fit, and returns those that it cannot keep. The state is
 // as before when it returns.
 func (s *State) keep(holders []Holder, order []int, requests []Request) (victims []int, err error) {
 	var kept []int
 	defer func() {
 		for _, i := range kept {
-			s.Release(holders[i].Uses...)
+			s.shift(-1, holders[i].Uses)
 		}
 	}()
 	for _, i := range order {
-		s.Allocate(holders[i].Uses...)
+		s.shift(1, holders[i].Uses)
 		_, fits, err := s.Fit(requests...)
 		if err != nil || !fits {
-			s.Release(holders[i].Uses...)
+			s.shift(-1, holders[i].Uses)
 			victims = append(victims, i)
 			if err != nil {
 				return nil, err

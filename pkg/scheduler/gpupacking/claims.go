@@ -141,6 +141,7 @@ func (c *cluster) use(uid types.UID, results []resourceapi.DeviceRequestAllocati
 			}
 			done = append(done, v)
 			clear(v.plans)
+			clear(v.evictions)
 			if add {
 				v.state.Allocate(v.node.Uses(results)...)
 			} else {

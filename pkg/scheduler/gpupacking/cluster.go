@@ -59,6 +59,8 @@ type view struct {
 	node   *pools.Node // nil where no pool is complete
 	state  *packing.State
 	plans  map[string]plan // by the key of a demand; dropped when anything changes
+	// evictions are known by the key of a demand, and dropped, too.
+	evictions map[string]knownEviction
 }
 
 // plan predicts a demand on a node.
@@ -198,7 +200,7 @@ func (c *cluster) refresh(v *view) {
 	if !v.stale {
 		return
 	}
-	v.stale, v.node, v.state, v.plans = false, nil, nil, map[string]plan{}
+	v.stale, v.node, v.state, v.plans, v.evictions = false, nil, nil, map[string]plan{}, map[string]knownEviction{}
 	published := make([]*resourceapi.ResourceSlice, 0, len(v.slices))
 	users := map[types.UID]bool{}
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {

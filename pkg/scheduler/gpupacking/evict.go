@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"time"
@@ -191,23 +192,62 @@ func (c *cluster) evict(ctx context.Context, q query, node framework.NodeInfo, e
 		return eviction{}, false
 	}
 	released, all := c.victimsOn(v, node, e)
+	holds := c.holdsOn(name, q.holder)
+	sum := all.sum(released, e.allowed)
+	if known, ok := v.evictions[q.demand.Key]; ok && len(holds) == 0 && known.sum == sum {
+		return known.eviction, known.ok
+	}
 	state := c.without(v, released)
-	c.keep(v, state, c.holdsOn(name, q.holder), released)
+	c.keep(v, state, holds, released)
 	requests, err := c.cache.Requests(ctx, v.node, q.demand)
 	if err != nil {
 		return eviction{}, false
 	}
 	chosen, loss, fits, err := state.Evict(all.holders, e.allowed, requests...)
-	if err != nil || !fits {
-		return eviction{}, false
-	}
+	ok = err == nil && fits
 	found = eviction{node: name, loss: loss}
 	for _, i := range chosen {
 		for _, p := range all.pods[i] {
 			found.victims = append(found.victims, p.UID)
 		}
 	}
-	return found, true
+	if len(holds) == 0 {
+		if len(v.evictions) >= maxPlans {
+			clear(v.evictions)
+		}
+		v.evictions[q.demand.Key] = knownEviction{sum, found, ok}
+	}
+	return found, ok
+}
+
+// knownEviction is one of a view, and whether there is one, for what sum adds up.
+type knownEviction struct {
+	sum      uint64
+	eviction eviction
+	ok       bool
+}
+
+var sumSeed = maphash.MakeSeed()
+
+// sum stands for all that an eviction depends on besides the allocations of a view.
+func (v *victims) sum(released map[types.UID]bool, allowed []int) uint64 {
+	var h maphash.Hash
+	h.SetSeed(sumSeed)
+	for _, uid := range slices.Sorted(maps.Keys(released)) {
+		h.WriteString(string(uid))
+	}
+	for i := range v.holders {
+		h.WriteByte(0)
+		maphash.WriteComparable(&h, v.holders[i].Priority)
+		maphash.WriteComparable(&h, v.holders[i].Since)
+		for _, b := range v.holders[i].Budgets {
+			maphash.WriteComparable(&h, [2]int{b, allowed[b]})
+		}
+		for _, p := range v.pods[i] {
+			h.WriteString(string(p.UID))
+		}
+	}
+	return h.Sum64()
 }
 
 // Units are the placement units of the devices that claims have on a node.

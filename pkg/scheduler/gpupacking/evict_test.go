@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kube-scheduler/framework"
+)
+
+// SnapshotSharedLister has the nodes of the bed.
+func (b *bed) SnapshotSharedLister() framework.SharedLister { return fakeSnapshot{bed: b} }
+
+type fakeSnapshot struct {
+	framework.SharedLister
+	framework.NodeInfoLister
+	bed *bed
+}
+
+func (f fakeSnapshot) NodeInfos() framework.NodeInfoLister { return f }
+
+func (f fakeSnapshot) Get(name string) (framework.NodeInfo, error) {
+	for _, n := range f.bed.nodes {
+		if n.Node().Name == name {
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("node %s: %w", name, framework.ErrNotFound)
+}
+
+// run puts a pod with a device of a class on a node.
+func (b *bed) run(node, name, class string, priority int32, change ...func(*corev1.Pod)) *corev1.Pod {
+	b.t.Helper()
+	pod := b.pod(name, class)
+	pod.Spec.Priority, pod.Spec.NodeName, pod.Status.StartTime = &priority, node, &metav1.Time{Time: time.Now().Add(-time.Hour)}
+	for _, c := range change {
+		c(pod)
+	}
+	claim := b.claims[name]
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: pod.UID}}
+	b.pending[claim.UID] = b.allocate(node, claim)
+	b.store(name)
+	b.host(node, pod)
+	return pod
+}
+
+// host notes that a pod runs on a node.
+func (b *bed) host(node string, pod *corev1.Pod) {
+	b.t.Helper()
+	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, n := range b.nodes {
+		if n.Node().Name == node {
+			f := n.(*fakeNode)
+			f.pods = append(f.pods, fakePod{pod: pod})
+		}
+	}
+}
+
+// urgent is the decision of a pod of priority 1000, as text.
+func (b *bed) urgent(name, class string) string {
+	b.t.Helper()
+	pod := b.pod(name, class)
+	pod.Spec.Priority = new(int32(1000))
+	state, nodes := b.preFilter(pod)
+	d := read(state)
+	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims)
+}
+
+func preemptingBed(t testing.TB, rules *Rules) *bed {
+	t.Helper()
+	b := newBed(t, `{"candidates": 1}`)
+	b.plugin.shared.Preempts(b.ProfileName(), rules)
+	return b
+}
+
+// TestEvictions_Choice: budgets count more than priorities, those more than what is lost, and that more than how many pods go.
+func TestEvictions_Choice(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3", "n4")
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "default"}}
+	budget.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}
+	if err := b.informers.Policy().V1().PodDisruptionBudgets().Informer().GetIndexer().Add(budget); err != nil {
+		t.Fatal(err)
+	}
+	guarded := func(p *corev1.Pod) { p.Labels = map[string]string{"app": "guarded"} }
+	for i := range 7 {
+		b.run("n1", fmt.Sprint("guarded-", i), "1g.12gb", -1000, guarded)
+		b.run("n2", fmt.Sprint("middle-", i), "1g.12gb", 500)
+	}
+	b.run("n3", "whole", "gpu", -1000)
+	b.run("n4", "half-0", "3g.48gb", -1000)
+	b.run("n4", "half-1", "3g.48gb", -1000)
+	for _, step := range []struct{ want, remove string }{
+		{"n4 evict map[n4:[half-0]]", "n4"},
+		{"n3 evict map[n3:[whole]]", "n3"},
+		{"n2 evict map[n2:[middle-6]]", "n2"},
+		{"n1 evict map[n1:[guarded-6]]", "n1"},
+	} {
+		got := b.urgent("urgent-before-"+step.remove, "1g.12gb")
+		if got != step.want {
+			t.Errorf("evicted is %s, want %s", got, step.want)
+		}
+		for i, n := range b.nodes {
+			if n.Node().Name == step.remove {
+				b.nodes = append(b.nodes[:i:i], b.nodes[i+1:]...)
+				break
+			}
+		}
+	}
+}
+
+// TestEvictions_Consumers: which claims end with which pods.
+func TestEvictions_Consumers(t *testing.T) {
+	pod := func(name string, uid types.UID) resourceapi.ResourceClaimConsumerReference {
+		return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: uid}
+	}
+	ends := func(d time.Duration) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(d)} }
+	}
+	for _, c := range []struct {
+		name   string
+		change func(b *bed, claim *resourceapi.ResourceClaim)
+		pod    []func(*corev1.Pod)
+		want   string
+	}{
+		{"its pod", nil, nil, "n1 evict map[n1:[low]]"},
+		{"two pods", func(b *bed, c *resourceapi.ResourceClaim) {
+			other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default", UID: "other"}}
+			b.host("n1", other)
+			c.Status.ReservedFor = append(c.Status.ReservedFor, pod("other", "other"))
+		}, nil, "n1 evict map[n1:[low other]]"},
+		{"one is more important", func(b *bed, c *resourceapi.ResourceClaim) {
+			other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default", UID: "other"}}
+			other.Spec.Priority = new(int32(2000))
+			b.host("n1", other)
+			c.Status.ReservedFor = append(c.Status.ReservedFor, pod("other", "other"))
+		}, nil, "UnschedulableAndUnresolvable full map[]"},
+		{"a consumer that is no pod", func(_ *bed, c *resourceapi.ResourceClaim) {
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
+				APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "group"})
+		}, nil, "UnschedulableAndUnresolvable full map[]"},
+		{"nobody uses it", func(_ *bed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil,
+			"UnschedulableAndUnresolvable full map[]"},
+		{"its pod is gone", func(_ *bed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].UID = "gone" }, nil, "n1 evict map[n1:[]]"},
+		{"its pod ends", nil, []func(*corev1.Pod){ends(time.Minute)}, "n1 evict map[n1:[]]"},
+		{"its pod should have ended", nil, []func(*corev1.Pod){ends(-2 * time.Minute)}, "UnschedulableAndUnresolvable full map[]"},
+		{"a more important pod ends", nil, []func(*corev1.Pod){ends(time.Minute), func(p *corev1.Pod) { p.Spec.Priority = new(int32(2000)) }},
+			"UnschedulableAndUnresolvable full map[]"},
+		{"an equal pod", nil, []func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.Priority = new(int32(1000)) }},
+			"UnschedulableAndUnresolvable full map[]"},
+		{"an equal pod whose time is over", nil, []func(*corev1.Pod){func(p *corev1.Pod) {
+			p.Spec.Priority, p.Spec.PriorityClassName = new(int32(1000)), "short"
+		}}, "n1 evict map[n1:[low]]"},
+		{"a pod that is safe for a time", nil, []func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.PriorityClassName = "safe" }},
+			"UnschedulableAndUnresolvable full map[]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{MinRuntime: map[string]metav1.Duration{"safe": {Duration: 2 * time.Hour}},
+				MaxRuntime: map[string]metav1.Duration{"short": {Duration: time.Minute}}})
+			b.addNodes("gh200", "n1")
+			b.run("n1", "low", "gpu", 0, c.pod...)
+			if c.change != nil {
+				claim := b.claims["low"].DeepCopy()
+				c.change(b, claim)
+				b.pending[claim.UID], b.claims["low"] = claim.Status.Allocation, claim
+				b.store("low")
+			}
+			if diff := cmp.Diff(c.want, b.urgent("urgent", "gpu")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// BenchmarkEvictions is what it takes to find the victims of a pod in a full cluster of 1,000 nodes.
+func BenchmarkEvictions(b *testing.B) {
+	bed := preemptingBed(b, &Rules{})
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprintf("n%04d", i)
+	}
+	bed.addNodes("hgx-h100", names...)
+	for i, n := range names {
+		for j := range 8 {
+			if i%2 == 0 || j > 0 {
+				bed.run(n, fmt.Sprint(n, "-", j), "gpu", -1000)
+			}
+		}
+		for j := range 7 * (i % 2) {
+			bed.run(n, fmt.Sprint(n, "-small-", j), "1g.10gb", -1000)
+		}
+	}
+	bed.urgent("first", "gpu")
+	for _, class := range []string{"1g.10gb", "gpu"} {
+		b.Run(class, func(b *testing.B) {
+			for i := 0; b.Loop(); i++ {
+				bed.urgent(fmt.Sprint("urgent-", i), class)
+			}
+		})
+	}
+}
