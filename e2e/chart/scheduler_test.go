@@ -42,13 +42,14 @@ func TestScheduler_Configuration(t *testing.T) {
 		// GPUPacking says which nodes are left before DynamicResources looks at devices, and reads what that reserved. Its
 		// PostFilter lets a pod see all nodes, and that of DynamicResources takes allocations back, before pods are evicted.
 		packing, resources := map[string]any{"name": "GPUPacking"}, map[string]any{"name": "CandidateDynamicResources"}
+		preemption := map[string]any{"name": "DevicePreemption"}
 		plugins := map[string]any{
 			"multiPoint": map[string]any{
-				"enabled":  []any{map[string]any{"name": "GPUPacking", "weight": float64(60)}, map[string]any{"name": "CandidateDynamicResources", "weight": float64(2)}},
-				"disabled": []any{map[string]any{"name": "DynamicResources"}},
+				"enabled":  []any{map[string]any{"name": "GPUPacking", "weight": float64(60)}, map[string]any{"name": "CandidateDynamicResources", "weight": float64(2)}, preemption},
+				"disabled": []any{map[string]any{"name": "DynamicResources"}, map[string]any{"name": "DefaultPreemption"}},
 			},
-			"postFilter":         map[string]any{"enabled": []any{packing, resources}},
-			"podGroupPostFilter": map[string]any{"enabled": []any{resources}},
+			"postFilter":         map[string]any{"enabled": []any{packing, resources, preemption}},
+			"podGroupPostFilter": map[string]any{"enabled": []any{resources, preemption}},
 			"reserve":            map[string]any{"enabled": []any{resources}},
 		}
 		var names []any

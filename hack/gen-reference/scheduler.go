@@ -13,8 +13,12 @@ import (
 	"strings"
 )
 
-// schedulingDir has the plugin of cleave-scheduler. It is read as text: linked, it would bring kube-scheduler's framework.
-const schedulingDir = "pkg/scheduler/gpupacking"
+// schedulingDir has the plugin GPUPacking of cleave-scheduler, programDir the others. They are read as text: linked, they would bring
+// kube-scheduler.
+const (
+	schedulingDir = "pkg/scheduler/gpupacking"
+	programDir    = "cmd/cleave-scheduler"
+)
 
 // scheduler writes the arguments, metrics and Events of the plugin.
 func (p packages) scheduler(b *bytes.Buffer, root string) error {
@@ -24,6 +28,12 @@ func (p packages) scheduler(b *bytes.Buffer, root string) error {
 	}
 	b.WriteString("\n## cleave-scheduler\n\nThe plugin GPUPacking: [scheduler.md](scheduler.md).\n\n### Arguments\n\n" + args.Doc)
 	p.fields(b, schedulingDir, args)
+	rules := p.find(schedulingDir, "Rules")
+	if rules == nil {
+		return fmt.Errorf("there is no type Rules in %s", schedulingDir)
+	}
+	b.WriteString("\n### Arguments of DevicePreemption\n\n" + rules.Doc)
+	p.fields(b, schedulingDir, rules)
 	found, err := readPlugin(root)
 	if err != nil {
 		return err
@@ -40,33 +50,45 @@ func (p packages) scheduler(b *bytes.Buffer, root string) error {
 type pluginSource struct{ metrics, outcomes, events []string }
 
 func readPlugin(root string) (*pluginSource, error) {
-	names, err := filepath.Glob(filepath.Join(root, schedulingDir, "*.go"))
-	if err != nil {
-		return nil, fmt.Errorf("read the sources of %s: %w", schedulingDir, err)
-	}
 	p := &pluginSource{}
+	for _, dir := range []string{schedulingDir, programDir} {
+		if err := p.read(root, dir); err != nil {
+			return nil, err
+		}
+	}
+	if len(p.metrics) == 0 || len(p.outcomes) == 0 || len(p.events) == 0 {
+		return nil, errors.New("the plugin of the scheduler has no metrics, outcomes or Events: has its source another form?")
+	}
+	return p, nil
+}
+
+// read adds what the sources of a directory have.
+func (p *pluginSource) read(root, dir string) error {
+	names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+	if err != nil {
+		return fmt.Errorf("read the sources of %s: %w", dir, err)
+	}
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
 		if err != nil {
-			return nil, fmt.Errorf("parse %s: %w", name, err)
+			return fmt.Errorf("parse %s: %w", name, err)
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
 				p.call(n)
 			case *ast.ValueSpec:
-				p.outcome(n)
+				if dir == schedulingDir {
+					p.outcome(n)
+				}
 			}
 			return true
 		})
 	}
-	if len(p.metrics) == 0 || len(p.outcomes) == 0 || len(p.events) == 0 {
-		return nil, errors.New("the plugin of the scheduler has no metrics, outcomes or Events: has its source another form?")
-	}
-	return p, nil
+	return nil
 }
 
 // outcome adds a constant that is a value of the label "outcome", with the comment after it.
