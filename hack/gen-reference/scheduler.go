@@ -126,7 +126,7 @@ func (p *pluginSource) call(c *ast.CallExpr) {
 }
 
 // placeholders are the verbs of messages.
-var placeholders = strings.NewReplacer("%s", "…", "%v", "…", "%q", "…")
+var placeholders = strings.NewReplacer("%s", "…", "%v", "…", "%q", "…", "%d", "…")
 
 // metric adds one by its options and labels.
 func (p *pluginSource) metric(options *ast.CompositeLit, more []ast.Expr) {

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// fits reports whether a pod of a priority would be narrowed to a node with room.
+func (b *bed) fits(name, class string, priority int32) bool {
+	b.t.Helper()
+	pod := b.pod(name, class)
+	pod.Spec.Priority = &priority
+	pod.Spec.PreemptionPolicy = new(corev1.PreemptNever)
+	_, nodes := b.preFilter(pod)
+	return nodes == "n1"
+}
+
+func deviceNames(all []Result) (names []string) {
+	for _, r := range all {
+		names = append(names, r.Device[len("gpu-0000-01-00-0"):])
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestHold_Kept: what the first of seven victims leaves is kept as it is, and when the last has gone, the whole GPU is; for pods of the same
+// or a lower priority.
+func TestHold_Kept(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	var claims []*resourceapi.ResourceClaim
+	for i := range 7 {
+		b.run("n1", fmt.Sprint("low-", i), "1g.12gb", 0)
+		claims = append(claims, b.claims[fmt.Sprint("low-", i)])
+	}
+	urgent := b.pod("urgent", "gpu")
+	urgent.Spec.Priority = new(int32(1000))
+	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
+	b.plugin.shared.Hold(urgent, "n1", whole, claims)
+	other := func(priority int32) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: &priority}}
+	}
+	if kept := b.plugin.shared.Held(other(0), nil); len(kept) > 0 {
+		t.Errorf("kept are %v while the victims have them", deviceNames(kept))
+	}
+	had := results(b.claims["low-3"])
+	b.remove("low-3")
+	if diff := cmp.Diff(had, b.plugin.shared.Held(other(0), nil)); diff != "" {
+		t.Errorf("kept after the first victim (-want +got):\n%s", diff)
+	}
+	for name, c := range map[string]struct {
+		priority int32
+		fits     bool
+	}{"lower": {0, false}, "equal": {1000, false}, "higher": {1001, true}, "urgent": {1000, true}} {
+		if got := b.fits(name, "1g.12gb", c.priority); got != c.fits {
+			t.Errorf("after the first victim, %s fits: %t", name, got)
+		}
+	}
+	for i := range 7 {
+		if i != 3 {
+			b.remove(fmt.Sprint("low-", i))
+		}
+	}
+	if diff := cmp.Diff(whole, b.plugin.shared.Held(other(1000), nil)); diff != "" {
+		t.Errorf("kept after the last victim (-want +got):\n%s", diff)
+	}
+	for name, c := range map[string]struct {
+		priority int32
+		fits     bool
+	}{"lower": {0, false}, "equal": {1000, false}, "higher": {1001, true}, "urgent": {1000, true}} {
+		if got := b.fits(name, "1g.12gb", c.priority); got != c.fits {
+			t.Errorf("after the last victim, %s fits: %t", name, got)
+		}
+	}
+	b.plugin.shared.Drop(urgent.UID)
+	if !b.fits("after", "1g.12gb", 0) {
+		t.Error("nothing is free after the hold has ended")
+	}
+}
+
+// wholeOf is the device that is the whole GPU of node n1.
+func wholeOf(b *bed) string {
+	b.t.Helper()
+	v := b.plugin.cluster.views["n1"][0]
+	b.plugin.cluster.refresh(v)
+	for i := range v.node.Model.Devices {
+		if d := &v.node.Model.Devices[i]; d.Size == v.node.Model.GPUs[d.GPU].Units && !d.Shared {
+			return d.Name
+		}
+	}
+	b.t.Fatal("node n1 has no whole GPU")
+	return ""
+}
+
+// TestHold_Followed: a hold ends with the nomination, and one that the API server has is found.
+func TestHold_Followed(t *testing.T) {
+	pod := func(nominated, node string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}
+		p.Spec.NodeName, p.Status.NominatedNodeName = node, nominated
+		return p
+	}
+	for _, c := range []struct {
+		name          string
+		held          string
+		before, after *corev1.Pod
+		want          string
+		unknown       bool
+	}{
+		{"not yet at the API server", "n1", pod("", ""), pod("", ""), "n1", false},
+		{"arrived", "n1", pod("", ""), pod("n1", ""), "n1", false},
+		{"of another component", "", nil, pod("n2", ""), "n2", true},
+		{"elsewhere", "n1", pod("n1", ""), pod("n2", ""), "n2", true},
+		{"withdrawn", "n1", pod("n1", ""), pod("", ""), "", false},
+		{"bound", "n1", pod("n1", ""), pod("n1", "n1"), "", false},
+		{"deleted", "n1", pod("n1", ""), nil, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{})
+			shared := b.plugin.shared
+			if c.held != "" {
+				shared.Hold(pod("", ""), c.held, nil, nil)
+			}
+			b.plugin.cluster.mutex.Lock()
+			b.plugin.cluster.podChanged(c.before, c.after)
+			b.plugin.cluster.mutex.Unlock()
+			if diff := cmp.Diff(c.want, shared.HeldNode(pod("", ""))); diff != "" {
+				t.Errorf("held on (-want +got):\n%s", diff)
+			}
+			if got := len(shared.Unknown()) > 0; got != c.unknown {
+				t.Errorf("unknown is %t", got)
+			}
+			if len(shared.Unknown()) > 0 {
+				t.Error("unknown twice")
+			}
+		})
+	}
+}
+
+// TestHold_Two: the more important of two holds comes first, and one does not keep what the other needs.
+func TestHold_Two(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	b.run("n1", "low", "gpu", 0)
+	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
+	for name, priority := range map[string]int32{"middle": 500, "high": 1000} {
+		pod := b.pod(name, "gpu")
+		pod.Spec.Priority = &priority
+		b.plugin.shared.Hold(pod, "n1", whole, []*resourceapi.ResourceClaim{b.claims["low"]})
+	}
+	b.remove("low")
+	if !b.fits("high", "gpu", 1000) || b.fits("middle", "gpu", 500) {
+		t.Error("the GPU is not kept for the more important pod")
+	}
+	b.plugin.shared.Drop("high")
+	if !b.fits("middle", "gpu", 500) || b.fits("low", "gpu", 0) {
+		t.Error("the GPU is not kept for the pod that is left")
+	}
+}
+
+// TestRules_Evictable: when pods may be evicted.
+func TestRules_Evictable(t *testing.T) {
+	now := time.Now()
+	rules := &Rules{MinRuntime: map[string]metav1.Duration{"batch": {Duration: time.Hour}, "both": {Duration: 2 * time.Hour}},
+		MaxRuntime: map[string]metav1.Duration{"backfill": {Duration: 4 * time.Hour}, "both": {Duration: time.Hour}}}
+	for _, c := range []struct {
+		class          string
+		own, preemptor int32
+		age            time.Duration
+		ok             bool
+		in             time.Duration // from now; 0 for never
+	}{
+		{"", 0, 1, 0, true, 0},
+		{"", 0, 0, 100 * time.Hour, false, 0},
+		{"", 1, 0, 100 * time.Hour, false, 0},
+		{"batch", 0, 1, 20 * time.Minute, false, 40 * time.Minute},
+		{"batch", 0, 1, time.Hour, true, 0},
+		{"batch", 0, 0, 100 * time.Hour, false, 0},
+		{"backfill", 0, 1, 0, true, 0},
+		{"backfill", 0, 0, 3 * time.Hour, false, time.Hour},
+		{"backfill", 0, 0, 4 * time.Hour, true, 0},
+		{"backfill", 1, 0, 100 * time.Hour, false, 0},
+		{"both", 0, 0, 90 * time.Minute, false, 30 * time.Minute},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(c.class)}, Spec: corev1.PodSpec{PriorityClassName: c.class}}
+		pod.Status.StartTime = &metav1.Time{Time: now.Add(-c.age)}
+		ok, at := rules.Evictable(pod, c.own, c.preemptor, now)
+		if ok != c.ok {
+			t.Errorf("%+v: evictable %t", c, ok)
+		}
+		if !ok && (c.in == 0) != at.IsZero() || !ok && c.in > 0 && at.Sub(now) != c.in {
+			t.Errorf("%+v: in %s", c, at.Sub(now))
+		}
+	}
+	bad := &Rules{MaxRuntime: map[string]metav1.Duration{"x": {}}}
+	if err := bad.Validate(); err == nil || err.Error() != "maxRuntime[x] is 0s, want a time above zero, such as 30m" {
+		t.Errorf("a time of zero: %v", err)
+	}
+}
