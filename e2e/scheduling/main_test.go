@@ -63,7 +63,7 @@ func newBedWith(t *testing.T, opts cluster.Options) *bed {
 	opts.Dir, opts.ControlPlane = dir, true
 	control, err := cluster.Up(t.Context(), opts)
 	must(t, err)
-	b := &bed{t: t, dir: keepDir(t), control: control, kubeconfig: control.Kubeconfig()}
+	b := &bed{t: t, dir: t.TempDir(), control: control, kubeconfig: control.Kubeconfig()}
 	b.kube, err = control.Client()
 	must(t, err)
 	b.addClasses()
@@ -155,5 +155,3 @@ profiles:
 %s`, b.kubeconfig, args, strings.Join(more, "")), 0o600))
 	return path
 }
-
-func keepDir(t *testing.T) string { d := "/tmp/keep/" + t.Name(); os.RemoveAll(d); os.MkdirAll(d, 0o755); return d }

@@ -250,3 +250,26 @@ func TestScheduler_Killed(t *testing.T) {
 		t.Errorf("90 partitions and 12 GPUs are on %d GPUs of 25 that are enough: %v", len(gpus), gpus)
 	}
 }
+
+// TestScheduler_Prefers: among nodes with equal GPUs, those that pods prefer are chosen.
+func TestScheduler_Prefers(t *testing.T) {
+	var names []string
+	for i := range 8 {
+		names = append(names, fmt.Sprint("n", i+1))
+	}
+	b := newBed(t, names...)
+	for i, n := range names {
+		b.label(n, corev1.LabelTopologyZone, []string{"a", "b"}[i/6]) // n7 and n8 are in zone b
+	}
+	b.startScheduler("{}")
+	b.addPods("whole", "gpu.cleave.dev", 12, func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
+			{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"b"}}}}}}}}
+	})
+	for n := range b.scheduled(12) {
+		if n != "n7" && n != "n8" {
+			t.Errorf("a pod that prefers zone b is on %s", n)
+		}
+	}
+}

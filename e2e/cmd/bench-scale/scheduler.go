@@ -64,7 +64,7 @@ profiles:
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir, "-v=4")
+	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir)
 	cmd.Dir, cmd.Env = "/", append(os.Environ(), b.cluster.Environment()...)
 	program, err := process.Start(cmd, filepath.Join(b.dir, name+".log"))
 	if err != nil {

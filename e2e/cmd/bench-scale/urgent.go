@@ -82,9 +82,6 @@ func (b *bench) evict(ctx context.Context, r *report, s *scheduler) error {
 				return err
 			}
 			took, all = append(took, at.Sub(began)), append(all, names...)
-			if at.Sub(began) > 300*time.Millisecond {
-				fmt.Fprintln(os.Stderr, "SLOW", names, at.Sub(began), at)
-			}
 		}
 	}
 	slices.Sort(took)

@@ -6,9 +6,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
@@ -18,6 +21,8 @@ import (
 type candidate struct {
 	node string
 	cost packing.Cost
+	// tie is the order among equal nodes. It is another one for each pod, so that not all go where names come first.
+	tie uint64
 }
 
 // MarshalText is what a log shows of it, in lists too (docs/scheduler.md explains the numbers).
@@ -64,7 +69,7 @@ func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
 	var found choice
 	hard := false
 	better := func(a, b candidate) int {
-		return cmp.Or(q.strategy.Compare(a.cost, b.cost), cmp.Compare(a.node, b.node))
+		return cmp.Or(q.strategy.Compare(a.cost, b.cost), cmp.Compare(a.tie, b.tie), cmp.Compare(a.node, b.node))
 	}
 	for _, name := range names {
 		p, passed := c.planOn(ctx, name, q)
@@ -80,14 +85,21 @@ func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
 			found.full = true
 			continue
 		}
-		n := candidate{name, p.cost}
+		n := candidate{node: name, cost: p.cost, tie: c.tie(q.uid, name)}
 		n.cost.Replicas = q.replicas[name]
+		if q.most >= len(names) { // all of them
+			found.best = append(found.best, n)
+			continue
+		}
 		if len(found.best) == q.most && better(n, found.best[q.most-1]) >= 0 {
 			continue
 		}
 		at, _ := slices.BinarySearchFunc(found.best, n, better)
 		found.best = slices.Insert(found.best, at, n)
 		found.best = found.best[:min(q.most, len(found.best))]
+	}
+	if q.most >= len(names) {
+		slices.SortFunc(found.best, better)
 	}
 	switch {
 	case len(found.best) > 0:
@@ -97,6 +109,14 @@ func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
 		found.passed = passedNone
 	}
 	return found
+}
+
+// tieOf is a number for a pod and a node.
+func tieOf(pod types.UID, node string) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, string(pod))
+	_, _ = io.WriteString(h, node)
+	return h.Sum64()
 }
 
 // mayFit reports whether a demand may fit on a node, as far as the measure can say.

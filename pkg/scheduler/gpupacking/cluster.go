@@ -46,6 +46,8 @@ type cluster struct {
 	// holds are of pods, by UID, held how many there were.
 	holds map[types.UID]*hold
 	held  int
+	// tie orders equal nodes for a pod.
+	tie func(pod types.UID, node string) uint64
 }
 
 type poolKey struct{ driver, pool string }

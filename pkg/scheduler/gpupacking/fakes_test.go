@@ -64,6 +64,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 		t.Fatal(err)
 	}
 	b.plugin = p.(*Plugin)
+	b.plugin.cluster.tie = func(types.UID, string) uint64 { return 0 } // by name
 	b.plugin.checks.now = func() time.Time { return b.now }
 	b.plugin.checks.last = b.now // none is due yet
 	b.informers.Start(t.Context().Done())
@@ -376,10 +377,12 @@ type fakeNode struct {
 	usedCPU int64
 	pods    []framework.PodInfo
 	scalars map[corev1.ResourceName]int64
+	images  map[string]*framework.ImageStateSummary
 }
 
-func (n *fakeNode) Node() *corev1.Node           { return n.node }
-func (n *fakeNode) GetPods() []framework.PodInfo { return n.pods }
+func (n *fakeNode) Node() *corev1.Node                                      { return n.node }
+func (n *fakeNode) GetImageStates() map[string]*framework.ImageStateSummary { return n.images }
+func (n *fakeNode) GetPods() []framework.PodInfo                            { return n.pods }
 func (n *fakeNode) GetAllocatable() framework.Resource {
 	return fakeResource{cpu: 8000, scalars: n.scalars}
 }

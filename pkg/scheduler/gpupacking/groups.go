@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
 // Volumes and other pods may rule out all of a pod's best nodes, if these are in one zone or have replicas of it. So the nodes
@@ -20,21 +22,29 @@ import (
 // perGroup is how many nodes of a group are.
 const perGroup = 2
 
-// withGroups are the best nodes and the best of each group, in their order. All are sorted, the best first.
-func withGroups(all []candidate, groups map[string]string, most int) []candidate {
+// groups are those of nodes, by name.
+type groups struct {
+	// hard are by what may rule out a whole group, soft by what a pod only prefers.
+	hard, soft map[string]string
+}
+
+// withGroups are the best nodes, the best of each group, and of those that are as good as the best one some of each kind that the pod may
+// prefer, in their order. All are sorted, the best first.
+func withGroups(all []candidate, g *groups, most int, compare func(a, b packing.Cost) int) []candidate {
 	var found []candidate
-	taken := map[string]int{}
+	hard, soft := map[string]int{}, map[string]int{}
 	for i, c := range all {
-		group := groups[c.node]
-		if i < most || taken[group] < perGroup {
-			taken[group]++
+		h, s := g.hard[c.node], g.soft[c.node]
+		if i < most || g.hard != nil && hard[h] < perGroup || g.soft != nil && soft[s] < perGroup && compare(c.cost, all[0].cost) == 0 {
+			hard[h]++
+			soft[s]++
 			found = append(found, c)
 		}
 	}
 	return found
 }
 
-// podTerm is a required term of a pod about other pods.
+// podTerm is a term of a pod about other pods.
 type podTerm struct {
 	key        string // of the topology
 	selector   labels.Selector
@@ -43,36 +53,57 @@ type podTerm struct {
 	counts     map[string]int
 }
 
-// groupsOf are the groups of nodes for a pod, by the name of the node; nil for pods whose nodes only depend on themselves.
-func groupsOf(pod *corev1.Pod, nodes []framework.NodeInfo) map[string]string {
-	terms, zonal := termsOf(pod), hasVolumes(pod)
-	if len(terms) == 0 && !zonal {
+// groupsOf are the groups of nodes for a pod; nil for pods to which nodes are alike, whatever else is on them.
+func groupsOf(pod *corev1.Pod, nodes []framework.NodeInfo) *groups {
+	terms, zonal, likes := termsOf(pod), hasVolumes(pod), softOf(pod, nodes)
+	hard := len(terms) > 0 || zonal
+	if !hard && likes == nil {
 		return nil
+	}
+	for _, n := range nodes {
+		if n.Node() == nil {
+			continue
+		}
+		countTerms(terms, n)
+		if likes != nil {
+			likes.count(n)
+		}
+	}
+	g := &groups{}
+	if hard {
+		g.hard = make(map[string]string, len(nodes))
+	}
+	if likes != nil {
+		g.soft = make(map[string]string, len(nodes))
 	}
 	for _, n := range nodes {
 		node := n.Node()
 		if node == nil {
 			continue
 		}
-		for i := range terms {
-			value, ok := node.Labels[terms[i].key]
-			if !ok {
-				continue
-			}
-			for _, other := range n.GetPods() {
-				if terms[i].matches(other.GetPod()) {
-					terms[i].counts[value]++
-				}
+		if hard {
+			g.hard[node.Name] = groupOf(node, terms, zonal)
+		}
+		if likes != nil {
+			g.soft[node.Name] = likes.group(pod, n)
+		}
+	}
+	return g
+}
+
+// countTerms counts the pods of a node that terms are about.
+func countTerms(terms []podTerm, n framework.NodeInfo) {
+	for i := range terms {
+		value, ok := n.Node().Labels[terms[i].key]
+		if !ok {
+			continue
+		}
+		for _, other := range n.GetPods() {
+			if terms[i].matches(other.GetPod()) {
+				terms[i].counts[value]++
 			}
 		}
 	}
-	groups := make(map[string]string, len(nodes))
-	for _, n := range nodes {
-		if node := n.Node(); node != nil {
-			groups[node.Name] = groupOf(node, terms, zonal)
-		}
-	}
-	return groups
 }
 
 func groupOf(node *corev1.Node, terms []podTerm, zonal bool) string {
@@ -80,6 +111,11 @@ func groupOf(node *corev1.Node, terms []podTerm, zonal bool) string {
 	if zonal {
 		parts = append(parts, "zone "+node.Labels[corev1.LabelTopologyZone])
 	}
+	return strings.Join(termParts(parts, node, terms), ",")
+}
+
+// termParts adds what terms say of a node.
+func termParts(parts []string, node *corev1.Node, terms []podTerm) []string {
 	for i := range terms {
 		value, ok := node.Labels[terms[i].key]
 		switch n := terms[i].counts[value]; {
@@ -91,22 +127,14 @@ func groupOf(node *corev1.Node, terms []podTerm, zonal bool) string {
 			parts = append(parts, fmt.Sprint(n > 0))
 		}
 	}
-	return strings.Join(parts, ",")
+	return parts
 }
 
 // termsOf are what topology spread, pod affinity and pod anti-affinity require.
-func termsOf(pod *corev1.Pod) []podTerm {
-	var all []podTerm
-	add := func(key string, selector *metav1.LabelSelector, exact bool, namespaces []string) {
-		s, err := metav1.LabelSelectorAsSelector(selector)
-		if err != nil {
-			return // the plugin of the term refuses the pod
-		}
-		all = append(all, podTerm{key: key, selector: s, namespaces: namespaces, exact: exact, counts: map[string]int{}})
-	}
+func termsOf(pod *corev1.Pod) (all []podTerm) {
 	for i := range pod.Spec.TopologySpreadConstraints {
 		if c := &pod.Spec.TopologySpreadConstraints[i]; c.WhenUnsatisfiable == corev1.DoNotSchedule {
-			add(c.TopologyKey, c.LabelSelector, true, []string{pod.Namespace})
+			all = addTerm(all, c.TopologyKey, c.LabelSelector, true, []string{pod.Namespace})
 		}
 	}
 	var terms []corev1.PodAffinityTerm
@@ -117,15 +145,27 @@ func termsOf(pod *corev1.Pod) []podTerm {
 		terms = append(terms, a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution...)
 	}
 	for i := range terms {
-		namespaces := terms[i].Namespaces
-		if terms[i].NamespaceSelector != nil {
-			namespaces = nil // labels of namespaces are not known here
-		} else if len(namespaces) == 0 {
-			namespaces = []string{pod.Namespace}
-		}
-		add(terms[i].TopologyKey, terms[i].LabelSelector, false, namespaces)
+		all = addAffinityTerm(all, pod, &terms[i], false)
 	}
 	return all
+}
+
+func addTerm(all []podTerm, key string, selector *metav1.LabelSelector, exact bool, namespaces []string) []podTerm {
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return all // the plugin of the term refuses the pod
+	}
+	return append(all, podTerm{key: key, selector: s, namespaces: namespaces, exact: exact, counts: map[string]int{}})
+}
+
+func addAffinityTerm(all []podTerm, pod *corev1.Pod, t *corev1.PodAffinityTerm, exact bool) []podTerm {
+	namespaces := t.Namespaces
+	if t.NamespaceSelector != nil {
+		namespaces = nil // labels of namespaces are not known here
+	} else if len(namespaces) == 0 {
+		namespaces = []string{pod.Namespace}
+	}
+	return addTerm(all, t.TopologyKey, t.LabelSelector, exact, namespaces)
 }
 
 func (t *podTerm) matches(pod *corev1.Pod) bool {

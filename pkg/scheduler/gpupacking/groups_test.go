@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
 func TestWithGroups(t *testing.T) {
@@ -31,7 +33,7 @@ func TestWithGroups(t *testing.T) {
 		{2, map[string]string{"n1": "b", "n2": "b", "n3": "b", "n9": "b"}, "n1 n2 n4 n5"},
 	} {
 		var got []string
-		for _, c := range withGroups(all, tt.groups, tt.most) {
+		for _, c := range withGroups(all, &groups{hard: tt.groups}, tt.most, packing.Pack.Compare) {
 			got = append(got, c.node)
 		}
 		if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
@@ -89,7 +91,7 @@ func TestPreFilter_Groups(t *testing.T) {
 		}},
 		{"spread over nodes", "n1 n2 n5 n6", spread(corev1.LabelHostname, corev1.DoNotSchedule)},
 		{"spread over zones", "n1 n2 n5 n6", spread(corev1.LabelTopologyZone, corev1.DoNotSchedule)},
-		{"spread if possible", "n1", spread(corev1.LabelTopologyZone, corev1.ScheduleAnyway)},
+		{"spread if possible", "n1 n2 n5 n6", spread(corev1.LabelTopologyZone, corev1.ScheduleAnyway)},
 		{"spread over what nodes do not have", "n1 n2", spread("rack", corev1.DoNotSchedule)},
 		{"apart from web", "n1 n2 n5 n6", func(s *corev1.PodSpec) {
 			s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms(corev1.LabelHostname)}}
@@ -102,7 +104,7 @@ func TestPreFilter_Groups(t *testing.T) {
 			near[0].NamespaceSelector = &metav1.LabelSelector{}
 			s.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: near}}
 		}},
-		{"near web if possible", "n1", func(s *corev1.PodSpec) {
+		{"near web if possible", "n1 n2 n5 n6", func(s *corev1.PodSpec) {
 			s.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
 				{Weight: 1, PodAffinityTerm: terms(corev1.LabelHostname)[0]},
 			}}}

@@ -239,7 +239,7 @@ func (p *Plugin) look(ctx context.Context, among eligible, q query) ([]candidate
 	}
 	free := p.cluster.choose(ctx, q, among.free)
 	if len(free.best) > 0 && among.groups != nil {
-		return withGroups(free.best, among.groups, most), outcomeNarrowed
+		return withGroups(free.best, among.groups, most, q.strategy.Compare), outcomeNarrowed
 	}
 	if len(free.best) > 0 {
 		return free.best, outcomeNarrowed

@@ -159,8 +159,8 @@ type eligible struct {
 	free, busy []string
 	// refused is how many others there are.
 	refused int
-	// groups are those of the nodes, for pods that other plugins may refuse a whole group for.
-	groups map[string]string
+	// groups are those of the nodes, for pods that other plugins may refuse a whole group for, or that prefer one.
+	groups *groups
 	// replicas are how many pods of its controller a node has, for pods that are to be spread.
 	replicas map[string]int
 }
