@@ -97,8 +97,8 @@ func (b *bench) evict(ctx context.Context, r *report, s *scheduler) error {
 		return err
 	}
 	r.set(fmt.Sprintf(ordinaryRate, b.pods, len(all)), s.name, after/before)
-	fmt.Fprintf(os.Stderr, "%s: %d urgent pods nominated, median %s, p99 %s, with %d victims; ordinary pods %.1f in a second before, %.1f while they wait\n",
-		s.name, len(all), took[len(took)/2], took[len(took)*99/100], victims, before, after)
+	fmt.Fprintf(os.Stderr, "%s: %d urgent pods nominated, median %s, p99 %s, with %d victims; ordinary pods %.1f in a second before, "+
+		"%.1f while they wait\n", s.name, len(all), took[len(took)/2], took[len(took)*99/100], victims, before, after)
 	return nil
 }
 

@@ -181,7 +181,8 @@ func (s *State) orders(holders []Holder, budgets, allowed []int) [][]int {
 		slices.SortStableFunc(order, func(a, b int) int {
 			x, y := &holders[a], &holders[b]
 			return cmp.Or(cmp.Compare(y.breaks(budgets), x.breaks(budgets)), cmp.Compare(y.Priority, x.Priority), cmp.Compare(last(x), last(y)),
-				cmp.Compare(s.model.Units(y.Uses), s.model.Units(x.Uses)), cmp.Compare(y.Pods, x.Pods), cmp.Compare(x.Since, y.Since), cmp.Compare(a, b))
+				cmp.Compare(s.model.Units(y.Uses), s.model.Units(x.Uses)), cmp.Compare(y.Pods, x.Pods), cmp.Compare(x.Since, y.Since),
+				cmp.Compare(a, b))
 		})
 		return order
 	}

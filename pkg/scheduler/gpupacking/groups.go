@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
@@ -54,7 +55,7 @@ type podTerm struct {
 }
 
 // groupsOf are the groups of nodes for a pod; nil for pods to which nodes are alike, whatever else is on them.
-func groupsOf(pod *corev1.Pod, nodes []framework.NodeInfo) *groups {
+func groupsOf(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) *groups {
 	terms, zonal, likes := termsOf(pod), hasVolumes(pod), softOf(pod, nodes)
 	hard := len(terms) > 0 || zonal
 	if !hard && likes == nil {
@@ -85,7 +86,7 @@ func groupsOf(pod *corev1.Pod, nodes []framework.NodeInfo) *groups {
 			g.hard[node.Name] = groupOf(node, terms, zonal)
 		}
 		if likes != nil {
-			g.soft[node.Name] = likes.group(pod, n)
+			g.soft[node.Name] = likes.group(logger, pod, n)
 		}
 	}
 	return g

@@ -32,7 +32,8 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	c := &cluster{
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
-		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{}, holds: map[types.UID]*hold{}, ahead: make(chan struct{}), tie: tieOf,
+		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
+		holds: map[types.UID]*hold{}, ahead: make(chan struct{}), tie: tieOf,
 	}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)

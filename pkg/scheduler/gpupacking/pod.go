@@ -166,7 +166,7 @@ type eligible struct {
 }
 
 func eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
-	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(pod, nodes)}
+	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(logger, pod, nodes)}
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	cpu, memory := requests.Cpu().MilliValue(), requests.Memory().Value()

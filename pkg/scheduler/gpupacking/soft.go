@@ -4,7 +4,6 @@ package gpupacking
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +44,9 @@ func softOf(pod *corev1.Pod, nodes []framework.NodeInfo) *soft {
 			continue
 		}
 		zones[node.Labels[corev1.LabelTopologyZone]] = true
-		s.taints = s.taints || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectPreferNoSchedule })
+		for i := range node.Spec.Taints {
+			s.taints = s.taints || avoided(&node.Spec.Taints[i])
+		}
 		if len(s.images) == 0 && len(n.GetImageStates()) > 0 {
 			s.images = imagesOf(pod)
 		}
@@ -58,6 +59,8 @@ func softOf(pod *corev1.Pod, nodes []framework.NodeInfo) *soft {
 	}
 	return s
 }
+
+func avoided(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectPreferNoSchedule }
 
 // imagesOf are the names of a pod's images as nodes have them.
 func imagesOf(pod *corev1.Pod) (names []string) {
@@ -107,7 +110,7 @@ func (s *soft) count(n framework.NodeInfo) {
 }
 
 // group is the same for nodes that a pod likes alike.
-func (s *soft) group(pod *corev1.Pod, n framework.NodeInfo) string {
+func (s *soft) group(logger klog.Logger, pod *corev1.Pod, n framework.NodeInfo) string {
 	node := n.Node()
 	parts := termParts(nil, node, s.terms)
 	if s.affinity != nil {
@@ -117,8 +120,7 @@ func (s *soft) group(pod *corev1.Pod, n framework.NodeInfo) string {
 		parts = append(parts, fmt.Sprint("zone ", s.zones[node.Labels[corev1.LabelTopologyZone]]))
 	}
 	if s.taints {
-		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
-			func(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectPreferNoSchedule }, false)
+		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, avoided, false)
 		parts = append(parts, fmt.Sprint("taint ", refused))
 	}
 	if len(s.images) > 0 {
