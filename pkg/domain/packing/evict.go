@@ -79,7 +79,7 @@ const mostImproved = 8
 func (s *State) Evict(holders []Holder, budgets []int, requests ...Request) (victims []int, loss Loss, fits bool, err error) {
 	free := s.Clone()
 	if _, fits, err := free.Fit(requests...); err != nil || fits {
-		return nil, Loss{}, fits, err
+		return nil, s.loss(holders, budgets, nil), fits, err
 	}
 	allowed, fits, err := free.level(holders, budgets, requests)
 	if err != nil || !fits {

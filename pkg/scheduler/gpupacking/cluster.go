@@ -46,6 +46,11 @@ type cluster struct {
 	// holds are of pods, by UID, held how many there were.
 	holds map[types.UID]*hold
 	held  int
+	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
+	binding map[types.UID]bool
+	pods    cache.Indexer
+	// wakers are told of nodes where a hold has ended.
+	wakers []func(node string)
 	// tie orders equal nodes for a pod.
 	tie func(pod types.UID, node string) uint64
 }

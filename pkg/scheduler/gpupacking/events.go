@@ -49,7 +49,7 @@ func (p *Plugin) afterPod(_ klog.Logger, _ *corev1.Pod, before, _ any) (framewor
 		return framework.Queue, nil
 	}
 	_, released := p.released.get(gone.UID)
-	return hint(released), nil
+	return hint(released || gone.Status.NominatedNodeName != ""), nil
 }
 
 // afterClaim queues the pods of a claim, and those that may fit on a node where it had devices.
@@ -109,8 +109,27 @@ func (p *Plugin) afterSlice(_ klog.Logger, pod *corev1.Pod, before, after any) (
 
 // mayFit reports whether a pod that found no room may fit on a node now.
 func (p *Plugin) mayFit(pod *corev1.Pod, node string) bool {
-	q, ok := p.waiting.get(pod.UID)
-	return !ok || p.cluster.mayFit(context.Background(), q, node)
+	w, ok := p.waiting.get(pod.UID)
+	return !ok || p.cluster.mayFit(context.Background(), w.query, node)
+}
+
+// waiter is a pod that found no room, and what it looks for.
+type waiter struct {
+	query
+	pod *corev1.Pod
+}
+
+// wake tries pods that wait, and may fit on a node. No event of the API server says that a hold has ended there.
+func (p *Plugin) wake(node string) {
+	pods := map[string]*corev1.Pod{}
+	for _, w := range p.waiting.all() {
+		if p.cluster.mayFit(context.Background(), w.query, node) {
+			pods[w.pod.Namespace+"/"+w.pod.Name] = w.pod
+		}
+	}
+	if len(pods) > 0 {
+		p.handle.Activate(p.logger, pods)
+	}
 }
 
 func hint(queue bool) framework.QueueingHint {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -55,6 +56,9 @@ func newEvictor(pod *corev1.Pod, rules *Rules, pods corelisters.PodLister, all p
 	if err != nil {
 		return nil, err
 	}
+	slices.SortFunc(listed, func(a, b *policyv1.PodDisruptionBudget) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
 	for _, b := range listed {
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil || selector.Empty() {
@@ -64,6 +68,15 @@ func newEvictor(pod *corev1.Pod, rules *Rules, pods corelisters.PodLister, all p
 		e.allowed = append(e.allowed, int(b.Status.DisruptionsAllowed))
 	}
 	return e, nil
+}
+
+// any reports whether a node has pods that may be evicted, or end by themselves.
+func (e *evictor) any(node framework.NodeInfo) bool {
+	return slices.ContainsFunc(node.GetPods(), func(i framework.PodInfo) bool {
+		pod := i.GetPod()
+		own := schedulinghelpers.PodPriority(pod)
+		return own < e.who.priority || own == e.who.priority && (pod.DeletionTimestamp != nil || len(e.rules.MaxRuntime) > 0)
+	})
 }
 
 // budgetsOf are those that cover a pod, by their index.
@@ -281,7 +294,8 @@ func (e *evictor) endsWith(claim *resourceapi.ResourceClaim, here map[types.UID]
 }
 
 // evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first.
-func (p *Plugin) evictions(ctx context.Context, pod *corev1.Pod, among eligible, q query) []eviction {
+// Where nodes have room on their GPUs and lack only CPU, memory or pod slots, those count where somebody has to go for devices.
+func (p *Plugin) evictions(ctx context.Context, pod *corev1.Pod, among eligible, q query, onlyVictims bool) []eviction {
 	rules := p.shared.rulesOf(p.handle.ProfileName())
 	if rules == nil || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
 		return nil
@@ -299,7 +313,10 @@ func (p *Plugin) evictions(ctx context.Context, pod *corev1.Pod, among eligible,
 			if err != nil {
 				continue
 			}
-			if one, ok := p.cluster.evict(ctx, q, node, e); ok {
+			if !e.any(node) {
+				continue
+			}
+			if one, ok := p.cluster.evict(ctx, q, node, e); ok && (!onlyVictims || len(one.victims) > 0) {
 				one.busy = i == 1
 				found = append(found, one)
 			}
@@ -313,14 +330,17 @@ func (p *Plugin) evictions(ctx context.Context, pod *corev1.Pod, among eligible,
 
 // addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption. Where they would not do in
 // earlier attempts, those that are next come.
-func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) {
-	found := p.evictions(ctx, pod, among, d.query)
+// It reports whether they have all come before.
+func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) (again bool) {
+	found := p.evictions(ctx, pod, among, d.query, d.outcome == outcomeBusy)
 	if len(found) == 0 {
-		return
+		return false
 	}
 	offered, _ := p.offered.get(pod.UID)
 	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return offered.Has(e.node) })
-	if len(rest) == 0 || p.cluster.holdOf(pod.UID) {
+	again = len(rest) == 0
+	holds := p.cluster.holdOf(pod.UID)
+	if again || holds {
 		rest, offered = found, nil
 	}
 	d.victims = map[string][]types.UID{}
@@ -332,12 +352,13 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 		d.victims[e.node] = e.victims
 		all.Insert(e.node)
 	}
-	d.more = len(rest) > p.args.Candidates
+	d.more = len(rest) > p.args.Candidates && !again && !holds
 	p.offered.put(pod.UID, all)
 	if d.outcome != outcomeBusy {
 		d.outcome = outcomeEvict
 	}
-	p.waiting.put(pod.UID, d.query)
+	p.waiting.put(pod.UID, waiter{d.query, pod})
+	return again
 }
 
 func btoi(b bool) int {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -29,6 +30,8 @@ type hold struct {
 	// devices are those that the allocator would give the pod once its victims have ended; none while they are not known.
 	devices []Result
 	known   bool
+	// tried is when it was last tried to know them.
+	tried time.Time
 	// freed are the devices of its victims, by claim.
 	freed map[types.UID][]Result
 	// since orders the holds of one priority.
@@ -54,6 +57,9 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+	if !c.pends(pod) {
+		return // its last event was before this call
+	}
 	freed := map[types.UID][]Result{}
 	if h := c.holds[pod.UID]; h != nil && h.node == node {
 		freed = h.freed
@@ -62,6 +68,13 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 		freed[claim.UID] = results(claim)
 	}
 	c.hold(pod, node, devices, true, freed)
+}
+
+// pends reports whether a pod waits for a node, as far as the informer knows.
+func (c *cluster) pends(pod *corev1.Pod) bool {
+	object, ok, err := c.pods.GetByKey(cache.MetaObjectToName(pod).String())
+	known, isPod := object.(*corev1.Pod)
+	return err == nil && ok && isPod && known.UID == pod.UID && known.Spec.NodeName == "" && known.DeletionTimestamp == nil
 }
 
 // HeldNode is the node where devices are held for a pod, or that it is nominated for; empty for none.
@@ -80,8 +93,20 @@ func (s *Shared) HeldNode(pod *corev1.Pod) string {
 func (s *Shared) Drop(pod types.UID) {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
-		defer c.mutex.Unlock()
-		c.unhold(pod)
+		node := c.unhold(pod)
+		c.mutex.Unlock()
+		c.tell(node)
+	}
+}
+
+// tell says that a node may have room for others, as a hold has ended there. It must not be called with the mutex: it leads to the
+// scheduler's queue, which calls with its own lock.
+func (c *cluster) tell(node string) {
+	if node == "" {
+		return
+	}
+	for _, wake := range c.wakers {
+		wake(node)
 	}
 }
 
@@ -91,7 +116,14 @@ func (c *cluster) hold(pod *corev1.Pod, node string, devices []Result, known boo
 	c.holds[pod.UID] = &hold{pod: pod, node: node, devices: devices, known: known, freed: freed, since: c.held}
 }
 
-func (c *cluster) unhold(pod types.UID) { delete(c.holds, pod) }
+// unhold ends the hold of a pod, and returns its node if there was one.
+func (c *cluster) unhold(pod types.UID) (node string) {
+	if h := c.holds[pod]; h != nil {
+		node = h.node
+	}
+	delete(c.holds, pod)
+	return node
+}
 
 // holdOf reports whether devices are held for a pod.
 func (c *cluster) holdOf(pod types.UID) bool {
@@ -106,8 +138,11 @@ type Nominated struct {
 	Node string
 }
 
-// Unknown are pods whose nomination was found at the API server, as after a restart of the scheduler. Each is there once.
-func (s *Shared) Unknown() []Nominated {
+// retryUnknown is between two attempts to know what a pod is to get.
+const retryUnknown = 5 * time.Second
+
+// Unknown are pods whose nomination was found at the API server, as after a restart of the scheduler, until Hold says what is held.
+func (s *Shared) Unknown(now time.Time) []Nominated {
 	c := s.current()
 	if c == nil {
 		return nil
@@ -116,37 +151,41 @@ func (s *Shared) Unknown() []Nominated {
 	defer c.mutex.Unlock()
 	var found []Nominated
 	for _, uid := range slices.Sorted(maps.Keys(c.holds)) {
-		if h := c.holds[uid]; !h.known {
-			h.known = true
+		if h := c.holds[uid]; !h.known && now.Sub(h.tried) >= retryUnknown {
+			h.tried = now
 			found = append(found, Nominated{h.pod, h.node})
 		}
 	}
 	return found
 }
 
-// podChanged follows nominations. A pod that this scheduler has nominated is without one at the API server for a moment: only an event
-// that takes it away ends a hold.
-func (c *cluster) podChanged(before, after *corev1.Pod) {
-	if after == nil || after.Spec.NodeName != "" {
-		if before != nil {
-			c.unhold(before.UID)
+// podChanged follows nominations, and returns the node of a hold that has ended. A pod that this scheduler has nominated is without that at
+// the API server for a moment, and events of its last nomination may come late: only those of the hold's own node end it.
+func (c *cluster) podChanged(before, after *corev1.Pod) (node string) {
+	if after == nil || after.Spec.NodeName != "" || after.DeletionTimestamp != nil {
+		for _, pod := range []*corev1.Pod{before, after} {
+			if pod != nil {
+				delete(c.binding, pod.UID)
+				node = cmp.Or(node, c.unhold(pod.UID))
+			}
 		}
-		if after != nil {
-			c.unhold(after.UID)
-		}
-		return
+		return node
 	}
 	was, is := "", after.Status.NominatedNodeName
 	if before != nil {
 		was = before.Status.NominatedNodeName
 	}
-	switch h := c.holds[after.UID]; {
-	case was == is:
+	h := c.holds[after.UID]
+	switch {
+	case was == is, h != nil && h.known && h.node != was, c.binding[after.UID]:
+		return ""
 	case is == "":
-		c.unhold(after.UID)
+		return c.unhold(after.UID)
 	case h == nil || h.node != is:
+		node = c.unhold(after.UID)
 		c.hold(after, is, nil, false, nil)
 	}
+	return node
 }
 
 // watchPods follows nominations.
@@ -160,9 +199,11 @@ func (c *cluster) watchPods(pods cache.SharedIndexInformer) error {
 	}
 	changed := func(before, after *corev1.Pod) {
 		c.mutex.Lock()
-		defer c.mutex.Unlock()
-		c.podChanged(before, after)
+		node := c.podChanged(before, after)
+		c.mutex.Unlock()
+		c.tell(node)
 	}
+	c.pods = pods.GetIndexer()
 	registered, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { changed(nil, pod(o)) },
 		UpdateFunc: func(a, b any) { changed(pod(a), pod(b)) },
@@ -264,4 +305,19 @@ func (c *cluster) without(v *view, released map[types.UID]bool) *packing.State {
 		}
 	}
 	return state
+}
+
+// bind ends the hold of a pod that has its devices now. It reports whether there was one.
+func (c *cluster) bind(pod types.UID) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.binding[pod] = true
+	return c.unhold(pod) != ""
+}
+
+// unbind undoes bind, but for the hold: the scheduler takes the nomination away, too.
+func (c *cluster) unbind(pod types.UID) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	delete(c.binding, pod)
 }

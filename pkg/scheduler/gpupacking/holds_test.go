@@ -45,6 +45,7 @@ func TestHold_Kept(t *testing.T) {
 	}
 	urgent := b.pod("urgent", "gpu")
 	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
 	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
 	b.plugin.shared.Hold(urgent, "n1", whole, claims)
 	other := func(priority int32) *corev1.Pod {
@@ -102,47 +103,93 @@ func wholeOf(b *bed) string {
 	return ""
 }
 
-// TestHold_Followed: a hold ends with the nomination, and one that the API server has is found.
+// TestHold_Followed: a hold ends with the nomination, one that the API server has is found, and events that come late say nothing.
 func TestHold_Followed(t *testing.T) {
 	pod := func(nominated, node string) *corev1.Pod {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p", Namespace: "default", Name: "p"}}
 		p.Spec.NodeName, p.Status.NominatedNodeName = node, nominated
 		return p
 	}
+	ending := pod("n1", "")
+	ending.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 	for _, c := range []struct {
 		name          string
 		held          string
 		before, after *corev1.Pod
 		want          string
 		unknown       bool
+		ended         string
 	}{
-		{"not yet at the API server", "n1", pod("", ""), pod("", ""), "n1", false},
-		{"arrived", "n1", pod("", ""), pod("n1", ""), "n1", false},
-		{"of another component", "", nil, pod("n2", ""), "n2", true},
-		{"elsewhere", "n1", pod("n1", ""), pod("n2", ""), "n2", true},
-		{"withdrawn", "n1", pod("n1", ""), pod("", ""), "", false},
-		{"bound", "n1", pod("n1", ""), pod("n1", "n1"), "", false},
-		{"deleted", "n1", pod("n1", ""), nil, "", false},
+		{"not yet at the API server", "n1", pod("", ""), pod("", ""), "n1", false, ""},
+		{"arrived", "n1", pod("", ""), pod("n1", ""), "n1", false, ""},
+		{"of another component", "", nil, pod("n2", ""), "n2", true, ""},
+		{"elsewhere", "n1", pod("n1", ""), pod("n2", ""), "n2", true, "n1"},
+		{"withdrawn", "n1", pod("n1", ""), pod("", ""), "", false, "n1"},
+		{"the one before is withdrawn", "n2", pod("n1", ""), pod("", ""), "n2", false, ""},
+		{"the one before arrived", "n2", pod("", ""), pod("n1", ""), "n2", false, ""},
+		{"bound", "n1", pod("n1", ""), pod("n1", "n1"), "", false, "n1"},
+		{"deleted", "n1", pod("n1", ""), nil, "", false, "n1"},
+		{"to be deleted", "n1", pod("n1", ""), ending, "", false, "n1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := preemptingBed(t, &Rules{})
+			b.host("", pod("", ""))
 			shared := b.plugin.shared
 			if c.held != "" {
 				shared.Hold(pod("", ""), c.held, nil, nil)
 			}
 			b.plugin.cluster.mutex.Lock()
-			b.plugin.cluster.podChanged(c.before, c.after)
+			ended := b.plugin.cluster.podChanged(c.before, c.after)
 			b.plugin.cluster.mutex.Unlock()
+			if diff := cmp.Diff(c.ended, ended); diff != "" {
+				t.Errorf("ended on (-want +got):\n%s", diff)
+			}
 			if diff := cmp.Diff(c.want, shared.HeldNode(pod("", ""))); diff != "" {
 				t.Errorf("held on (-want +got):\n%s", diff)
 			}
-			if got := len(shared.Unknown()) > 0; got != c.unknown {
+			now := time.Now()
+			if got := len(shared.Unknown(now)) > 0; got != c.unknown {
 				t.Errorf("unknown is %t", got)
 			}
-			if len(shared.Unknown()) > 0 {
-				t.Error("unknown twice")
+			if len(shared.Unknown(now.Add(time.Second))) > 0 {
+				t.Error("tried again after a second")
+			}
+			if got := len(shared.Unknown(now.Add(time.Minute))) > 0; got != c.unknown {
+				t.Errorf("after a minute, unknown is %t", got)
 			}
 		})
+	}
+}
+
+// TestHold_Gone: nothing is held for a pod that was deleted in its cycle, is being deleted, or is bound.
+func TestHold_Gone(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	gone, ending, bound := b.pod("gone", "gpu"), b.pod("ending", "gpu"), b.pod("bound", "gpu")
+	ending.DeletionTimestamp, bound.Spec.NodeName = &metav1.Time{Time: time.Now()}, "n1"
+	b.host("", ending)
+	b.host("", bound)
+	for _, pod := range []*corev1.Pod{gone, ending, bound} {
+		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.cluster.holdOf(pod.UID) {
+			t.Errorf("something is held for pod %s", pod.Name)
+		}
+	}
+}
+
+// TestHold_Wakes: pods that wait are tried when a hold ends, if they may fit then.
+func TestHold_Wakes(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	urgent := b.pod("urgent", "gpu")
+	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
+	b.plugin.shared.Hold(urgent, "n1", []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}, nil)
+	if b.fits("small", "1g.12gb", 0) || b.fits("eight", "missing-profile", 0) {
+		t.Fatal("a pod fits beside what is held")
+	}
+	b.activated = nil
+	b.plugin.shared.Drop(urgent.UID)
+	if diff := cmp.Diff([]string{"default/small"}, b.activated); diff != "" {
+		t.Errorf("tried again (-want +got):\n%s", diff)
 	}
 }
 
@@ -155,6 +202,7 @@ func TestHold_Two(t *testing.T) {
 	for name, priority := range map[string]int32{"middle": 500, "high": 1000} {
 		pod := b.pod(name, "gpu")
 		pod.Spec.Priority = &priority
+		b.host("", pod)
 		b.plugin.shared.Hold(pod, "n1", whole, []*resourceapi.ResourceClaim{b.claims["low"]})
 	}
 	b.remove("low")

@@ -33,7 +33,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
-		holds: map[types.UID]*hold{}, ahead: make(chan struct{}), tie: tieOf,
+		holds: map[types.UID]*hold{}, binding: map[types.UID]bool{}, ahead: make(chan struct{}), tie: tieOf,
 	}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
@@ -70,6 +70,13 @@ func servesRules(ctx context.Context, api discovery.DiscoveryInterface) bool {
 		}
 	}
 	return false
+}
+
+// addWaker adds a function that is told of nodes where a hold has ended.
+func (c *cluster) addWaker(wake func(node string)) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.wakers = append(c.wakers, wake)
 }
 
 // watch lets a mirror follow an informer.

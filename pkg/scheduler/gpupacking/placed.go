@@ -69,6 +69,14 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 // ScoreExtensions are none.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
+// heldKey is there if devices were held for the pod.
+const heldKey framework.StateKey = Name + "/held"
+
+type heldBefore struct{}
+
+// Clone returns the same.
+func (h heldBefore) Clone() framework.StateData { return h }
+
 // reserved are the claims whose devices a pod's cycle assumed.
 type reserved []reservedClaim
 
@@ -102,6 +110,9 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
+	if p.cluster.bind(pod.UID) {
+		state.Write(heldKey, heldBefore{})
+	}
 	d := read(state)
 	if d == nil {
 		return nil
@@ -118,6 +129,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 
 // Unreserve undoes Reserve, whatever became of the claims meanwhile.
 func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+	p.cluster.unbind(pod.UID)
 	for _, c := range readReserved(state) {
 		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})
@@ -126,7 +138,10 @@ func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *c
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, node string) {
+	if _, err := state.Read(heldKey); err == nil {
+		p.wake(node)
+	}
 	for _, c := range readReserved(state) {
 		if c.uid == "" {
 			if claim := p.cluster.extendedClaim(pod); claim != nil {

@@ -29,6 +29,7 @@ const Name = "GPUPacking"
 // Plugin is GPUPacking.
 type Plugin struct {
 	shared  *Shared
+	logger  klog.Logger // for what no call has a context for
 	handle  framework.Handle
 	dra     framework.SharedDRAManager
 	args    Args
@@ -39,7 +40,7 @@ type Plugin struct {
 	// unnarrowed are pods whose next attempt sees all nodes, waiting what pods without room look for, released those that did
 	// not get their devices in the end.
 	unnarrowed, released remembered[struct{}]
-	waiting              remembered[query]
+	waiting              remembered[waiter]
 	// offered are the nodes that pods without room were offered to evict others on, and got no room by that.
 	offered remembered[sets.Set[string]]
 }
@@ -64,12 +65,13 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 	if handle.SharedDRAManager() == nil {
 		return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
 	}
-	p := &Plugin{shared: s, handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
+	p := &Plugin{shared: s, logger: klog.FromContext(ctx), handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
 		asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
 	if p.cluster, err = s.clusterOf(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()
+	p.cluster.addWaker(func(node string) { p.wake(node) })
 	return p, nil
 }
 
@@ -165,18 +167,15 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	if q.strategy == packing.Spread {
 		among.replicas = replicasOn(nodes, pod)
 	}
-	best, outcome := p.decide(ctx, pod, among, q)
-	d := &decision{query: q, outcome: outcome, costs: map[string]packing.Cost{}}
-	if outcome == outcomeBusy || outcome == outcomeFull || outcome == outcomeChecked {
-		p.addEvictions(ctx, pod, among, d)
-	}
+	d := &decision{query: q, costs: map[string]packing.Cost{}}
+	best, outcome := p.decide(ctx, pod, among, d)
 	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
 	for _, c := range best {
 		d.costs[c.node] = c.cost
 	}
+	d.outcome = outcome
 	state.Write(stateKey, d)
-	outcome = d.outcome
 	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
 	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
 		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)], "evict", len(d.victims))
@@ -200,7 +199,8 @@ func full(among eligible) string {
 }
 
 // decide finds the nodes that are left to the allocator, and why it is these.
-func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q query) ([]candidate, string) {
+func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) ([]candidate, string) {
+	q := d.query
 	p.waiting.remove(pod.UID)
 	fallback := p.unnarrowed.remove(pod.UID)
 	if fallback {
@@ -220,12 +220,18 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q 
 	if outcome != outcomeBusy && outcome != outcomeFull {
 		return best, outcome
 	}
+	d.outcome = outcome
+	if again := p.addEvictions(ctx, pod, among, d); d.outcome == outcomeEvict && !again {
+		return nil, outcomeEvict
+	}
 	// A claim for the pod's own extended resources is left where the scheduler ended before it was bound: DynamicResources
 	// deletes it.
 	if p.checks.due(checkKey(pod, q)) || p.cluster.extendedClaim(pod) != nil {
+		d.victims, d.more = nil, false
 		return nil, outcomeChecked
 	}
-	p.waiting.put(pod.UID, q)
+	outcome = d.outcome
+	p.waiting.put(pod.UID, waiter{q, pod})
 	return best, outcome
 }
 

@@ -55,3 +55,15 @@ func (r *remembered[V]) drop(uid types.UID) bool {
 	delete(r.earlier, uid)
 	return now || before
 }
+
+// all is what there is, in no order.
+func (r *remembered[V]) all() (values []V) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, pods := range []map[types.UID]V{r.pods, r.earlier} {
+		for _, v := range pods {
+			values = append(values, v)
+		}
+	}
+	return values
+}

@@ -24,9 +24,11 @@ type Rules struct {
 // Evictable reports whether a pod may be evicted for one of a priority, and if not, when it may be; zero for never. Its own
 // priority is that of its group, if it is of one.
 func (r *Rules) Evictable(victim *corev1.Pod, own, preemptor int32, now time.Time) (ok bool, at time.Time) {
-	start := startOf(victim)
+	start := startedAt(victim, now)
 	least, most := r.MinRuntime[victim.Spec.PriorityClassName].Duration, r.MaxRuntime[victim.Spec.PriorityClassName].Duration
 	switch {
+	case own < preemptor && preemptor >= systemPriority:
+		return true, now
 	case own < preemptor:
 		at = start.Add(least)
 	case own == preemptor && most > 0:
@@ -51,7 +53,24 @@ func validate(field string, times map[string]metav1.Duration) error {
 	return nil
 }
 
-// startOf is when a pod started, or when it was created if it has not.
+// systemPriority is the least of pods that the cluster needs (k8s.io/kubernetes/pkg/apis/scheduling, SystemCriticalPriority). They wait
+// for nobody.
+const systemPriority = 2_000_000_000
+
+// startedAt is when a pod started. The kubelet says so some time after the pod got its node, and a pod may wait for long before that.
+func startedAt(pod *corev1.Pod, now time.Time) time.Time {
+	if pod.Status.StartTime != nil {
+		return pod.Status.StartTime.Time
+	}
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return now
+}
+
+// startOf is when a pod started, or when it was created if it has not, to tell which of two has run longer.
 func startOf(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime != nil {
 		return pod.Status.StartTime.Time
