@@ -121,7 +121,7 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 
 // resolve finds which devices are to be kept for pods that were nominated before the scheduler started.
 func (p *candidatePlugin) resolve(ctx context.Context) {
-	for _, n := range p.shared.Unknown() {
+	for _, n := range p.shared.Unknown(time.Now()) {
 		node, err := p.handle.SnapshotSharedLister().NodeInfos().Get(n.Node)
 		if err != nil {
 			continue
@@ -134,7 +134,7 @@ func (p *candidatePlugin) resolve(ctx context.Context) {
 
 // ends says which consumers of claims on a node have ended, or will soon: pods that are gone or end by themselves, and those that a
 // dry run removed.
-func (p *candidatePlugin) ends(node framework.NodeInfo, removed map[types.UID]*corev1.Pod) func(namespace, name string, uid types.UID) bool {
+func (p *candidatePlugin) ends(node framework.NodeInfo, gone map[types.UID]*corev1.Pod) func(namespace, name string, uid types.UID) bool {
 	here := map[types.UID]*corev1.Pod{}
 	for _, i := range node.GetPods() {
 		here[i.GetPod().UID] = i.GetPod()
@@ -142,32 +142,37 @@ func (p *candidatePlugin) ends(node framework.NodeInfo, removed map[types.UID]*c
 	now, pods := time.Now(), p.handle.SharedInformerFactory().Core().V1().Pods().Lister()
 	return func(namespace, name string, uid types.UID) bool {
 		switch pod := here[uid]; {
-		case removed[uid] != nil:
+		case gone[uid] != nil:
 			return true
 		case pod != nil:
-			return removed == nil && gpupacking.Leaves(pod, now)
+			return gone == nil && gpupacking.Leaves(pod, now)
 		default:
 			return gpupacking.Gone(pods, namespace, name, uid)
 		}
 	}
 }
 
-// removedPods are those by which a dry run of a node differs from the scheduler's view.
-type removedPods map[types.UID]*corev1.Pod
+// removed are the pods by which a dry run of a node differs from the scheduler's view.
+type removed struct {
+	pods map[types.UID]*corev1.Pod
+	// last is the answer for some released claims: most pods that are added back and removed again have none.
+	claims string
+	last   *framework.Status
+}
 
 // Clone returns a copy: each node's dry run has its own.
-func (r removedPods) Clone() framework.StateData { return maps.Clone(r) }
+func (r *removed) Clone() framework.StateData { return &removed{pods: maps.Clone(r.pods)} }
 
-// removedKey is that of removedPods in the state of a scheduling cycle.
+// removedKey is that of the removed pods in the state of a scheduling cycle.
 const removedKey framework.StateKey = candidateResources + "/removed"
 
 // removedIn are those of a dry run; nil for none.
-func removedIn(state framework.CycleState) removedPods {
+func removedIn(state framework.CycleState) *removed {
 	data, err := state.Read(removedKey)
 	if err != nil {
 		return nil
 	}
-	r, _ := data.(removedPods)
+	r, _ := data.(*removed)
 	return r
 }
 
@@ -178,32 +183,46 @@ func (p *candidatePlugin) PreFilterExtensions() framework.PreFilterExtensions { 
 // AddPod adds a pod back. Those that are nominated for the node are added, too: what is kept for them counts already.
 func (p *candidatePlugin) AddPod(_ context.Context, state framework.CycleState, _ *corev1.Pod, add framework.PodInfo,
 	_ framework.NodeInfo) *framework.Status {
-	delete(removedIn(state), add.GetPod().UID)
+	if r := removedIn(state); r != nil {
+		delete(r.pods, add.GetPod().UID)
+	}
 	return nil
 }
 
 // RemovePod removes a pod.
 func (p *candidatePlugin) RemovePod(_ context.Context, state framework.CycleState, _ *corev1.Pod, remove framework.PodInfo,
 	_ framework.NodeInfo) *framework.Status {
-	removed := removedIn(state)
-	if removed == nil {
-		removed = removedPods{}
-		state.Write(removedKey, removed)
+	r := removedIn(state)
+	if r == nil {
+		r = &removed{pods: map[types.UID]*corev1.Pod{}}
+		state.Write(removedKey, r)
 	}
-	removed[remove.GetPod().UID] = remove.GetPod()
+	r.pods[remove.GetPod().UID] = remove.GetPod()
 	return nil
 }
 
 // Filter is that of DynamicResources. In a dry run, claims whose pods are all removed count as free. A node without free devices is one
 // where preemption may help: DynamicResources says that it is not (statusUnschedulable, kubernetes 1.37.2).
 func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node framework.NodeInfo) *framework.Status {
-	removed := removedIn(state)
-	if removed == nil {
+	r := removedIn(state)
+	if r == nil {
 		status := p.DynamicResources.Filter(ctx, state, pod, node)
 		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) {
 			return framework.NewStatus(framework.Unschedulable, status.Reasons()...)
 		}
 		return status
 	}
-	return p.whatIf.filter(ctx, pod, node, p.shared.Without(pod, node.Node().Name, p.ends(node, removed)))
+	change := p.shared.Without(pod, node.Node().Name, p.ends(node, r.pods))
+	claims := node.Node().Name
+	for _, c := range change.Released {
+		claims += " " + string(c.UID)
+	}
+	if r.claims != claims {
+		status := p.whatIf.filter(ctx, pod, node, change)
+		if ctx.Err() != nil || status.Code() == framework.Error {
+			return status
+		}
+		r.claims, r.last = claims, status
+	}
+	return r.last
 }

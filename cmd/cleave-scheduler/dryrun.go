@@ -4,9 +4,12 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
@@ -41,7 +44,9 @@ func (d *dryRun) run(ctx context.Context, state framework.CycleState, node frame
 			return nil, 0, framework.AsStatus(err)
 		}
 		if !stays {
-			breaks += v.ViolateCount
+			if !endsAnyway(v.Victim) {
+				breaks += v.ViolateCount
+			}
 			pods = appendPods(pods, v.Victim)
 		}
 	}
@@ -56,6 +61,16 @@ func (d *dryRun) run(ctx context.Context, state framework.CycleState, node frame
 	}
 	d.note(ctx, pods)
 	return pods, breaks, nil
+}
+
+// endsAnyway reports whether a victim is no victim, as its pods end by themselves.
+func endsAnyway(v *preemption.DomainVictim) bool {
+	for _, i := range v.Pods() {
+		if i.GetPod().DeletionTimestamp == nil {
+			return false
+		}
+	}
+	return true
 }
 
 func appendPods(pods []*corev1.Pod, v *preemption.DomainVictim) []*corev1.Pod {
@@ -107,8 +122,14 @@ func (d *dryRun) spare(ctx context.Context, v *preemption.DomainVictim) (stays b
 	if err := d.add(ctx, v); err != nil {
 		return false, err
 	}
-	if d.handle.RunFilterPluginsWithNominatedPods(ctx, d.state, d.preemptor, d.node).IsSuccess() {
+	status := d.handle.RunFilterPluginsWithNominatedPods(ctx, d.state, d.preemptor, d.node)
+	switch {
+	case status.IsSuccess():
 		return true, nil
+	case ctx.Err() != nil: // other nodes are enough
+		return false, context.Cause(ctx)
+	case status.Code() == framework.Error: // which does not say that the victim has to go
+		return false, status.AsError()
 	}
 	return false, d.remove(ctx, v)
 }
@@ -116,9 +137,13 @@ func (d *dryRun) spare(ctx context.Context, v *preemption.DomainVictim) (stays b
 // note keeps what the pod gets if the victims go.
 func (d *dryRun) note(ctx context.Context, pods []*corev1.Pod) {
 	name, r := d.node.Node().Name, room{victims: pods}
-	if devices := d.devices(); devices != nil && len(pods) > 0 {
-		r.change = d.shared.Without(d.preemptor, name, devices.ends(d.node, removedIn(d.state)))
-		r.units = d.shared.Units(name, r.change.Released)
+	if devices := d.devices; len(pods) > 0 {
+		gone := map[types.UID]*corev1.Pod{}
+		for _, pod := range pods {
+			gone[pod.UID] = pod
+		}
+		r.change = d.shared.Without(d.preemptor, name, devices.ends(d.node, gone))
+		r.units = d.shared.Units(name, evictedWith(r.change.Released, gone))
 		var status *framework.Status
 		if r.devices, status = devices.whatIf.allocate(ctx, d.preemptor, d.node, r.change); !status.IsSuccess() {
 			klog.FromContext(ctx).V(2).Info("What a pod gets after an eviction is not known", "pod", klog.KObj(d.preemptor), "node", name,
@@ -128,4 +153,13 @@ func (d *dryRun) note(ctx context.Context, pods []*corev1.Pod) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	d.found[name] = r
+}
+
+// evictedWith are the claims that would not be released without an eviction: those that a pod uses which does not end anyway.
+func evictedWith(released []*resourceapi.ResourceClaim, gone map[types.UID]*corev1.Pod) []*resourceapi.ResourceClaim {
+	return slices.DeleteFunc(slices.Clone(released), func(c *resourceapi.ResourceClaim) bool {
+		return !slices.ContainsFunc(c.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+			return gone[r.UID] != nil && gone[r.UID].DeletionTimestamp == nil
+		})
+	})
 }

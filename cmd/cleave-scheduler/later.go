@@ -34,10 +34,16 @@ func newLater(handle framework.Handle) *later {
 	return &later{handle: handle, pods: map[types.UID]appointment{}, added: make(chan struct{}, 1)}
 }
 
+// soonest is the shortest time after which a pod is tried again: in a busy cluster, the time of one pod or another is always over.
+const soonest = 10 * time.Second
+
 // add tries a pod at a time; zero for never.
 func (l *later) add(pod *corev1.Pod, at time.Time) {
 	if at.IsZero() {
 		return
+	}
+	if least := time.Now().Add(soonest); at.Before(least) {
+		at = least
 	}
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
@@ -45,9 +47,6 @@ type preemptionPlugin struct {
 	later  *later
 }
 
-// devices is the plugin that allocates in this profile.
-func (p *preemptionPlugin) devices() *candidatePlugin { return p.allocator(p.handle.ProfileName()) }
-
 // newPreemption creates the plugin of a profile.
 func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
 	rules := &gpupacking.Rules{}
@@ -67,6 +66,11 @@ func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object,
 		return nil, fmt.Errorf("start %s: %w", devicePreemption, err)
 	}
 	p := &preemptionPlugin{DefaultPreemption: inner, plugins: all, handle: handle, rules: rules, later: newLater(handle)}
+	if len(rules.MinRuntime) > 0 {
+		inner.IsEligiblePod = func(_ framework.NodeInfo, victim preemption.Victim, preemptor *corev1.Pod) bool {
+			return p.evictable(victim, preemptor)
+		}
+	}
 	all.shared.Preempts(handle.ProfileName(), rules)
 	registerMetrics()
 	go p.later.run(ctx)
@@ -76,16 +80,27 @@ func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object,
 // Name is that of the plugin.
 func (p *preemptionPlugin) Name() string { return devicePreemption }
 
-// PostFilter finds pods whose eviction makes room for a pod that found none.
+// PostFilter finds pods whose eviction makes room for a pod that found none. For one without claims it is that of DefaultPreemption.
 func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
-	a := &attempt{preemptionPlugin: p, state: state, found: map[string]room{}}
+	devices := p.allocator(p.handle.ProfileName())
+	if devices == nil || state.GetSkipFilterPlugins().Has(candidateResources) {
+		return p.DefaultPreemption.PostFilter(ctx, state, pod, statuses)
+	}
+	a := &attempt{preemptionPlugin: p, devices: devices, state: state, found: map[string]room{}}
+	if ok, why := a.mayEvict(pod); !ok {
+		return nil, framework.NewStatus(framework.Unschedulable, "preemption: "+why)
+	}
 	if node, waits := a.waits(ctx, pod); waits {
 		preemptions.WithLabelValues(outcomeWaiting).Inc()
-		return nil, framework.NewStatus(framework.Unschedulable, "preemption: the devices that were freed on node "+node+" are not deallocated yet")
+		why := "preemption: the devices of pods that have gone from node " + node + " are not deallocated yet"
+		if node == pod.Status.NominatedNodeName {
+			return nil, framework.NewStatus(framework.Unschedulable, why)
+		}
+		return scheduler.NewPostFilterResultWithNominatedNode(node), framework.NewStatus(framework.Success, why)
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
-	result, status := evaluator.Preempt(ctx, state, pod, statuses)
+	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses})
 	a.done(ctx, pod, result, status)
 	if text := status.Message(); text != "" {
 		status = framework.NewStatus(status.Code(), "preemption: "+text)
@@ -93,12 +108,37 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 	return result, status
 }
 
+// mayEvict reports whether a pod may evict others at all.
+func (a *attempt) mayEvict(pod *corev1.Pod) (ok bool, why string) {
+	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		return false, "not eligible due to preemptionPolicy=Never."
+	}
+	return true, ""
+}
+
+// fewNodes bounds the nodes that are tried: on each, the allocator is asked several times.
+type fewNodes struct{ framework.NodeToStatusReader }
+
+// mostTried is how many are tried.
+const mostTried = 100
+
+// NodesForStatusCode are some of those with a status.
+func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framework.Code) ([]framework.NodeInfo, error) {
+	all, err := f.NodeToStatusReader.NodesForStatusCode(nodes, code)
+	if err != nil || len(all) <= mostTried {
+		return all, err
+	}
+	at := rand.IntN(len(all)) // not always the same, as there may be others that would do
+	return append(slices.Clone(all[at:]), all[:at]...)[:mostTried], nil
+}
+
 // attempt is the search for one pod.
 type attempt struct {
 	*preemptionPlugin
-	state framework.CycleState
-	mutex sync.Mutex
-	found map[string]room // by node
+	devices *candidatePlugin
+	state   framework.CycleState
+	mutex   sync.Mutex
+	found   map[string]room // by node
 }
 
 // room is what evictions on a node make.
@@ -110,32 +150,44 @@ type room struct {
 	change  gpupacking.Change
 }
 
-// waits reports whether a pod has room on the node that it is nominated for once the claims of pods that are gone are deallocated, which
-// takes a moment. They may have been since the pod was refused there: the event queues it again.
+// waits reports whether a pod has room on a node once the claims of pods that are gone are deallocated, which takes a moment: on the node
+// that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the event
+// queues it again.
 func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
-	name = a.shared.HeldNode(pod)
-	if name == "" {
-		return "", false
+	names := []string{a.shared.HeldNode(pod)}
+	for _, name := range gpupacking.Vacated(a.state) {
+		if name != names[0] {
+			names = append(names, name)
+		}
 	}
+	for _, name := range names {
+		if name != "" && a.waitsFor(ctx, pod, name) {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// waitsFor is waits for one node.
+func (a *attempt) waitsFor(ctx context.Context, pod *corev1.Pod, name string) bool {
 	node, err := a.handle.SnapshotSharedLister().NodeInfos().Get(name)
-	devices := a.devices()
-	if err != nil || devices == nil {
-		return name, false
+	if err != nil {
+		return false
 	}
-	removed := removedPods{}
-	got, status := devices.whatIf.allocate(ctx, pod, node, a.shared.Without(pod, name, devices.ends(node, removed)))
+	nobody := &removed{pods: map[types.UID]*corev1.Pod{}}
+	got, status := a.devices.whatIf.allocate(ctx, pod, node, a.shared.Without(pod, name, a.devices.ends(node, nobody.pods)))
 	if !status.IsSuccess() || len(got) == 0 {
-		return name, false
+		return false
 	}
-	if devices.allocates(a.state) { // otherwise PreFilter ended the attempt, and other plugins know nothing of the pod
+	if a.devices.allocates(a.state) { // otherwise PreFilter ended the attempt, and other plugins know nothing of the pod
 		state := a.state.Clone()
-		state.Write(removedKey, removed)
+		state.Write(removedKey, nobody)
 		if !a.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, node).IsSuccess() {
-			return name, false
+			return false
 		}
 	}
 	a.shared.Hold(pod, name, got, nil)
-	return name, true
+	return true
 }
 
 // done acts on the result: what a pod is to get is kept for it, and everybody is told.
@@ -146,9 +198,10 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 			outcome = outcomeError
 		}
 		preemptions.WithLabelValues(outcome).Inc()
-		if result != nil { // its nomination is taken away
-			a.shared.Drop(pod.UID)
+		if result == nil { // it waits for victims that end
+			return
 		}
+		a.shared.Drop(pod.UID) // its nomination is taken away
 		if gpupacking.More(a.state) {
 			a.handle.Activate(klog.FromContext(ctx), map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
 		}
@@ -167,26 +220,22 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 	a.tell(pod, node, r)
 }
 
-// mostTried bounds the nodes that are tried for a pod with claims of which GPUPacking cannot say where evictions make room.
-const mostTried = 8
+// mostFound is how many nodes that would do are compared, where GPUPacking cannot say which are the best.
+const mostFound = 8
 
 // GetOffsetAndNumCandidates is with which of the nodes that may be tried to begin, and how many that would do are enough.
 func (a *attempt) GetOffsetAndNumCandidates(nodes int32) (offset, most int32) {
 	if gpupacking.Candidates(a.state) != nil {
 		return 0, nodes
 	}
-	offset, most = a.preemptionPlugin.GetOffsetAndNumCandidates(nodes)
-	if devices := a.devices(); devices != nil && devices.allocates(a.state) {
-		most = min(most, mostTried)
-	}
-	return offset, most
+	return 0, min(nodes, mostFound)
 }
 
 // PodEligibleToPreemptOthers reports whether a pod may evict others: not if its policy forbids it, or while pods that were evicted on the
 // node that it is nominated for end.
 func (a *attempt) PodEligibleToPreemptOthers(_ context.Context, pod *corev1.Pod, status *framework.Status) (ok bool, why string) {
-	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
-		return false, "not eligible due to preemptionPolicy=Never."
+	if ok, why := a.mayEvict(pod); !ok {
+		return false, why
 	}
 	if pod.Status.NominatedNodeName == "" || status.Code() == framework.UnschedulableAndUnresolvable {
 		return true, ""
@@ -200,6 +249,7 @@ func (a *attempt) PodEligibleToPreemptOthers(_ context.Context, pod *corev1.Pod,
 		victim := i.GetPod()
 		if preemption.PodTerminatingByPreemption(victim) && gpupacking.Leaves(victim, now) &&
 			schedulinghelpers.PodPriority(victim) <= schedulinghelpers.PodPriority(pod) {
+			a.later.add(pod, gpupacking.StuckAt(victim)) // when it is not waited for any longer
 			return false, "not eligible due to a terminating pod on the nominated node."
 		}
 	}
@@ -234,6 +284,9 @@ func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
 	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
 	for _, node := range nodes {
 		for _, i := range node.GetPods() {
+			if len(i.GetPod().Spec.ResourceClaims) == 0 && i.GetPod().Status.ExtendedResourceClaimStatus == nil {
+				continue
+			}
 			ok, at := p.rules.Evictable(i.GetPod(), schedulinghelpers.PodPriority(i.GetPod()), priority, now)
 			if !ok && !at.IsZero() && (first.IsZero() || at.Before(first)) {
 				first = at
@@ -305,16 +358,16 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 		func(n string) int64 { return -nodes[n].NumPDBViolations },
 		func(n string) int64 {
 			most := int64(math.MinInt32)
-			for _, p := range nodes[n].Pods {
+			for _, p := range evicted(nodes[n]) {
 				most = max(most, int64(schedulinghelpers.PodPriority(p)))
 			}
 			return -most
 		},
 		func(n string) int64 { return -int64(a.found[n].units) },
-		func(n string) int64 { return -int64(len(nodes[n].Pods)) },
+		func(n string) int64 { return -int64(len(evicted(nodes[n]))) },
 		func(n string) int64 {
 			first := int64(math.MaxInt64)
-			for _, p := range nodes[n].Pods {
+			for _, p := range evicted(nodes[n]) {
 				if p.Status.StartTime != nil {
 					first = min(first, p.Status.StartTime.UnixNano())
 				}
@@ -323,4 +376,9 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 		},
 		func(n string) int64 { return 0 },
 	}
+}
+
+// evicted are the victims that do not end anyway.
+func evicted(v *extenderv1.Victims) []*corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(v.Pods), func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }

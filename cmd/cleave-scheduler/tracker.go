@@ -32,13 +32,19 @@ type tracker struct {
 	reserved []gpupacking.Result
 }
 
-// reset makes the allocations those of the scheduler again.
-func (t *tracker) reset() { t.released, t.kept, t.reserved = nil, nil, nil }
+// reset makes the allocations those of the scheduler again. Where the tracker is not for dry runs, others than the owner read claims of it at
+// any time.
+func (t *tracker) reset() {
+	t.kept = nil
+	if t.dry {
+		t.released, t.reserved = nil, nil
+	}
+}
 
 // Get is a claim as it would be.
 func (t *tracker) Get(namespace, name string) (*resourceapi.ResourceClaim, error) {
 	claim, err := t.ResourceClaimTracker.Get(namespace, name)
-	if err != nil || t.released[claim.UID] == nil {
+	if err != nil || !t.dry || t.released[claim.UID] == nil {
 		return claim, err
 	}
 	claim = claim.DeepCopy()

@@ -182,6 +182,35 @@ func TestEvictions_Consumers(t *testing.T) {
 	}
 }
 
+// TestEvictions_NobodyGoes: a node where nobody has to go is better than one where somebody has to, whatever the priority.
+func TestEvictions_NobodyGoes(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	b.run("n1", "ends", "gpu", -1000, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(time.Minute)} })
+	b.run("n2", "low", "gpu", -1000)
+	if diff := cmp.Diff("n1 evict map[n1:[]]", b.urgent("urgent", "gpu")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEvictions_Offered: where the allocator and others refuse the best nodes, the next are offered, then all again.
+func TestEvictions_Offered(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3")
+	for _, n := range []string{"n1", "n2", "n3"} {
+		b.run(n, "low-"+n, "gpu", -1000)
+	}
+	var got []string
+	for range 5 {
+		got = append(got, b.urgent("urgent", "gpu"))
+	}
+	want := []string{"n1 evict map[n1:[low-n1]]", "n2 evict map[n2:[low-n2]]", "n3 evict map[n3:[low-n3]]"}
+	if diff := cmp.Diff(want, got[:3]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	t.Log(got[3:])
+}
+
 // BenchmarkEvictions is what it takes to find the victims of a pod in a full cluster of 1,000 nodes.
 func BenchmarkEvictions(b *testing.B) {
 	bed := preemptingBed(b, &Rules{})

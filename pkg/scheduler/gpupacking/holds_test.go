@@ -249,6 +249,21 @@ func TestRules_Evictable(t *testing.T) {
 			t.Errorf("%+v: in %s", c, at.Sub(now))
 		}
 	}
+	waited := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now.Add(-5 * time.Hour))}}
+	for _, class := range []string{"batch", "backfill"} { // bound just now: the kubelet has not written a start time yet
+		waited.Spec.PriorityClassName = class
+		if ok, _ := rules.Evictable(waited, 0, map[string]int32{"batch": 1, "backfill": 0}[class], now); ok {
+			t.Errorf("a pod of %s that waited for long is not safe when it starts", class)
+		}
+	}
+	waited.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(now.Add(-4 * time.Hour))}}
+	if ok, _ := rules.Evictable(waited, 0, 0, now); !ok {
+		t.Error("a pod of the backfill that got its node 4 hours ago may not be evicted")
+	}
+	if ok, _ := rules.Evictable(waited, 0, systemPriority, now); !ok {
+		t.Error("a pod of the system has to wait")
+	}
 	bad := &Rules{MaxRuntime: map[string]metav1.Duration{"x": {}}}
 	if err := bad.Validate(); err == nil || err.Error() != "maxRuntime[x] is 0s, want a time above zero, such as 30m" {
 		t.Errorf("a time of zero: %v", err)

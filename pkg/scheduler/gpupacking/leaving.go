@@ -23,6 +23,9 @@ func Leaves(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Add(stuckAfter))
 }
 
+// StuckAt is when a pod that ends is not expected to be gone soon any longer.
+func StuckAt(pod *corev1.Pod) time.Time { return pod.DeletionTimestamp.Add(stuckAfter) }
+
 // consumers are the pods of a claim that has devices, by name and UID; not ok where others than pods use it, or nobody does. Where no
 // pod has reserved it, it is the pod that it was made for.
 func consumers(claim *resourceapi.ResourceClaim) (pods []resourceapi.ResourceClaimConsumerReference, ok bool) {

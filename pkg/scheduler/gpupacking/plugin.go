@@ -92,6 +92,20 @@ type decision struct {
 	more bool
 }
 
+// Vacated are the nodes on which nobody has to be evicted for the pod of a cycle, as the devices of pods that end or are gone suffice.
+func Vacated(state framework.CycleState) (nodes []string) {
+	d := read(state)
+	if d == nil {
+		return nil
+	}
+	for _, node := range slices.Sorted(maps.Keys(d.victims)) {
+		if len(d.victims[node]) == 0 {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
 // More reports whether another attempt of the pod sees other nodes on which evictions make room for it.
 func More(state framework.CycleState) bool {
 	d := read(state)
