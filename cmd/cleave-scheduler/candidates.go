@@ -21,6 +21,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // candidateResources is the name of this variant of kube-scheduler's plugin DynamicResources: if GPUPacking, whose PreFilter runs
@@ -145,7 +146,7 @@ func (p *candidatePlugin) ends(node framework.NodeInfo, removed map[types.UID]*c
 		case removed[uid] != nil:
 			return true
 		case pod != nil:
-			return removed == nil && gpupacking.Leaves(pod, now)
+			return removed == nil && pools.Leaves(pod, now)
 		default:
 			return gpupacking.Gone(pods, namespace, name, uid)
 		}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/kube-scheduler/framework"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // Rules say which pods may be evicted, besides those of a lower priority. Times are by PriorityClass.
@@ -36,7 +37,7 @@ type Rules struct {
 // Evictable reports whether a pod may be evicted for one of a priority, and if not, when it may be; zero for never. Its own
 // priority is that of its group, if it is of one.
 func (r *Rules) Evictable(victim *corev1.Pod, own, preemptor int32, now time.Time) (ok bool, at time.Time) {
-	start := startOf(victim)
+	start := pools.StartOf(victim)
 	least, most := r.MinRuntime[victim.Spec.PriorityClassName].Duration, r.MaxRuntime[victim.Spec.PriorityClassName].Duration
 	switch {
 	case own < preemptor:
@@ -63,14 +64,6 @@ func validate(field string, times map[string]metav1.Duration) error {
 	return nil
 }
 
-// startOf is when a pod started, or when it was created if it has not.
-func startOf(pod *corev1.Pod) time.Time {
-	if pod.Status.StartTime != nil {
-		return pod.Status.StartTime.Time
-	}
-	return pod.CreationTimestamp.Time
-}
-
 // eviction is pods of a node that can be evicted for another, as far as the measure can say.
 type eviction struct {
 	node    string
@@ -79,107 +72,21 @@ type eviction struct {
 	busy    bool // the node lacks CPU, memory or pod slots, too
 }
 
-// budget is a PodDisruptionBudget.
-type budget struct {
-	namespace string
-	selector  labels.Selector
-	disrupted map[string]metav1.Time
-}
-
 // evictor finds evictions for a pod.
 type evictor struct {
 	who     holder
 	rules   *Rules
 	now     time.Time
 	pods    corelisters.PodLister
-	budgets []budget
-	allowed []int // by budget
+	budgets *pools.Budgets
 }
 
-func newEvictor(pod *corev1.Pod, rules *Rules, pods corelisters.PodLister, all policylisters.PodDisruptionBudgetLister) (*evictor, error) {
-	e := &evictor{who: holderOf(pod), rules: rules, now: time.Now(), pods: pods}
+func newEvictor(pod *corev1.Pod, rules *Rules, lister corelisters.PodLister, all policylisters.PodDisruptionBudgetLister) (*evictor, error) {
 	listed, err := all.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
-	for _, b := range listed {
-		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err != nil || selector.Empty() {
-			continue
-		}
-		e.budgets = append(e.budgets, budget{b.Namespace, selector, b.Status.DisruptedPods})
-		e.allowed = append(e.allowed, int(b.Status.DisruptionsAllowed))
-	}
-	return e, nil
-}
-
-// budgetsOf are those that cover a pod, by their index.
-func (e *evictor) budgetsOf(pod *corev1.Pod) (found []int) {
-	for i := range e.budgets {
-		b := &e.budgets[i]
-		if _, done := b.disrupted[pod.Name]; !done && b.namespace == pod.Namespace && b.selector.Matches(labels.Set(pod.Labels)) {
-			found = append(found, i)
-		}
-	}
-	return found
-}
-
-// pods of holders.
-type victims struct {
-	holders []packing.Holder
-	pods    [][]*corev1.Pod // by holder
-	of      map[types.UID]int
-}
-
-// add notes that devices are released if pods end: it joins the holders that have one of them.
-func (v *victims) add(uses []packing.Use, pods []*corev1.Pod) {
-	at := -1
-	for _, p := range pods {
-		known, ok := v.of[p.UID]
-		switch {
-		case !ok || known == at:
-		case at < 0:
-			at = known
-		default: // two that were apart
-			v.holders[at].Uses = append(v.holders[at].Uses, v.holders[known].Uses...)
-			v.pods[at] = append(v.pods[at], v.pods[known]...)
-			for _, moved := range v.pods[known] {
-				v.of[moved.UID] = at
-			}
-			v.holders[known].Uses, v.pods[known] = nil, nil
-		}
-	}
-	if at < 0 {
-		at = len(v.holders)
-		v.holders, v.pods = append(v.holders, packing.Holder{}), append(v.pods, nil)
-	}
-	v.holders[at].Uses = append(v.holders[at].Uses, uses...)
-	for _, p := range pods {
-		if known, ok := v.of[p.UID]; !ok || known != at {
-			v.of[p.UID] = at
-			v.pods[at] = append(v.pods[at], p)
-		}
-	}
-}
-
-// finish fills in what is known of the pods, and drops holders that were joined to others.
-func (v *victims) finish(e *evictor) {
-	var holders []packing.Holder
-	var pods [][]*corev1.Pod
-	for i := range v.holders {
-		if len(v.pods[i]) == 0 {
-			continue
-		}
-		h := v.holders[i]
-		h.Priority, h.Since, h.Pods = schedulinghelpers.PodPriority(v.pods[i][0]), startOf(v.pods[i][0]).Unix(), len(v.pods[i])
-		for _, p := range v.pods[i] {
-			h.Priority = max(h.Priority, schedulinghelpers.PodPriority(p))
-			h.Since = min(h.Since, startOf(p).Unix())
-			h.Budgets = append(h.Budgets, e.budgetsOf(p)...)
-		}
-		holders, pods = append(holders, h), append(pods, v.pods[i])
-	}
-	v.holders, v.pods = holders, pods
+	return &evictor{who: holderOf(pod), rules: rules, now: time.Now(), pods: lister, budgets: pools.NewBudgets(listed)}, nil
 }
 
 // evict finds the least loss for a demand on a node; not ok where none makes room, or the measure has no say.
@@ -193,7 +100,7 @@ func (c *cluster) evict(ctx context.Context, q query, node framework.NodeInfo, e
 	}
 	released, all := c.victimsOn(v, node, e)
 	holds := c.holdsOn(name, q.holder)
-	sum := all.sum(released, e.allowed)
+	sum := sumOf(all, released, e.budgets.Allowed)
 	if known, ok := v.evictions[q.demand.Key]; ok && len(holds) == 0 && known.sum == sum {
 		return known.eviction, known.ok
 	}
@@ -203,11 +110,11 @@ func (c *cluster) evict(ctx context.Context, q query, node framework.NodeInfo, e
 	if err != nil {
 		return eviction{}, false
 	}
-	chosen, loss, fits, err := state.Evict(all.holders, e.allowed, requests...)
+	chosen, loss, fits, err := state.Evict(all.All, e.budgets.Allowed, requests...)
 	ok = err == nil && fits
 	found = eviction{node: name, loss: loss}
 	for _, i := range chosen {
-		for _, p := range all.pods[i] {
+		for _, p := range all.Pods[i] {
 			found.victims = append(found.victims, p.UID)
 		}
 	}
@@ -229,21 +136,21 @@ type knownEviction struct {
 
 var sumSeed = maphash.MakeSeed()
 
-// sum stands for all that an eviction depends on besides the allocations of a view.
-func (v *victims) sum(released map[types.UID]bool, allowed []int) uint64 {
+// sumOf stands for all that an eviction depends on besides the allocations of a view.
+func sumOf(v *pools.Holders, released map[types.UID]bool, allowed []int) uint64 {
 	var h maphash.Hash
 	h.SetSeed(sumSeed)
 	for _, uid := range slices.Sorted(maps.Keys(released)) {
 		h.WriteString(string(uid))
 	}
-	for i := range v.holders {
+	for i := range v.All {
 		h.WriteByte(0)
-		maphash.WriteComparable(&h, v.holders[i].Priority)
-		maphash.WriteComparable(&h, v.holders[i].Since)
-		for _, b := range v.holders[i].Budgets {
+		maphash.WriteComparable(&h, v.All[i].Priority)
+		maphash.WriteComparable(&h, v.All[i].Since)
+		for _, b := range v.All[i].Budgets {
 			maphash.WriteComparable(&h, [2]int{b, allowed[b]})
 		}
-		for _, p := range v.pods[i] {
+		for _, p := range v.Pods[i] {
 			h.WriteString(string(p.UID))
 		}
 	}
@@ -283,50 +190,40 @@ func (c *cluster) decisive(ctx context.Context, name string, q query) (found *vi
 }
 
 // victimsOn are the claims of a view that are released anyway, and the holders of those that eviction releases.
-func (c *cluster) victimsOn(v *view, node framework.NodeInfo, e *evictor) (released map[types.UID]bool, all *victims) {
+func (c *cluster) victimsOn(v *view, node framework.NodeInfo, e *evictor) (released map[types.UID]bool, all *pools.Holders) {
 	here := map[types.UID]*corev1.Pod{}
 	for _, p := range node.GetPods() {
 		here[p.GetPod().UID] = p.GetPod()
 	}
-	released, all = map[types.UID]bool{}, &victims{of: map[types.UID]int{}}
+	evicting := e.from(here)
+	released, all = map[types.UID]bool{}, pools.NewHolders()
 	for _, claim := range c.claimsOf(v) {
-		pods, stays := e.endsWith(claim, here)
+		end := evicting.EndOf(claim)
 		switch {
-		case stays:
-		case len(pods) == 0:
+		case end.Stays != "":
+		case len(end.Evict) == 0:
 			released[claim.UID] = true
 		default:
-			all.add(v.node.Uses(results(claim)), pods)
+			all.Add(v.node.Uses(results(claim)), end.Evict)
 		}
 	}
-	all.finish(e)
+	all.Complete(e.budgets)
 	return released, all
 }
 
-// endsWith are the pods that must be evicted for a claim to be released; none where its consumers end by themselves.
-func (e *evictor) endsWith(claim *resourceapi.ResourceClaim, here map[types.UID]*corev1.Pod) (pods []*corev1.Pod, stays bool) {
-	all, ok := consumers(claim)
-	if !ok {
-		return nil, true
+// from is the eviction from a node with some pods.
+func (e *evictor) from(here map[types.UID]*corev1.Pod) *pools.Evicting {
+	return &pools.Evicting{
+		Priority: e.who.priority, Now: e.now,
+		May: func(pod *corev1.Pod) bool {
+			may, _ := e.rules.Evictable(pod, schedulinghelpers.PodPriority(pod), e.who.priority, e.now)
+			return may
+		},
+		Find: func(namespace, name string, uid types.UID) (*corev1.Pod, bool) {
+			pod := here[uid]
+			return pod, pod == nil && Gone(e.pods, namespace, name, uid)
+		},
 	}
-	for _, r := range all {
-		pod := here[r.UID]
-		switch {
-		case pod == nil && Gone(e.pods, claim.Namespace, r.Name, r.UID):
-		case pod == nil:
-			return nil, true
-		default:
-			own := schedulinghelpers.PodPriority(pod)
-			may, _ := e.rules.Evictable(pod, own, e.who.priority, e.now)
-			switch {
-			case pod.DeletionTimestamp == nil && may:
-				pods = append(pods, pod)
-			case own > e.who.priority || !Leaves(pod, e.now):
-				return nil, true
-			}
-		}
-	}
-	return pods, false
 }
 
 // evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first.

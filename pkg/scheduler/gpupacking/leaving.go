@@ -5,40 +5,14 @@ package gpupacking
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
-
-// stuckAfter is for how long after its grace period a pod that ends is expected to be gone. One that is there still may hang for ever,
-// and its devices with it: nobody waits for those.
-const stuckAfter = time.Minute
-
-// Leaves reports whether a pod ends by itself.
-func Leaves(pod *corev1.Pod, now time.Time) bool {
-	return pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Add(stuckAfter))
-}
-
-// consumers are the pods of a claim that has devices, by name and UID; not ok where others than pods use it, or nobody does. Where no
-// pod has reserved it, it is the pod that it was made for.
-func consumers(claim *resourceapi.ResourceClaim) (pods []resourceapi.ResourceClaimConsumerReference, ok bool) {
-	if len(claim.Status.ReservedFor) == 0 {
-		if owner := metav1.GetControllerOfNoCopy(claim); owner != nil && owner.Kind == "Pod" {
-			return []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: owner.Name, UID: owner.UID}}, true
-		}
-		return nil, false
-	}
-	for _, r := range claim.Status.ReservedFor {
-		if r.APIGroup != "" || r.Resource != "pods" {
-			return nil, false
-		}
-	}
-	return claim.Status.ReservedFor, true
-}
 
 // Gone reports whether a pod is not at the API server anymore.
 func Gone(pods corelisters.PodLister, namespace, name string, uid types.UID) bool {
@@ -65,7 +39,7 @@ func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name
 	var change Change
 	released := map[types.UID]bool{}
 	for _, claim := range c.claimsOn(node) {
-		pods, ok := consumers(claim)
+		pods, ok := pools.Consumers(claim)
 		if ok && !slices.ContainsFunc(pods, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ends(claim.Namespace, r.Name, r.UID) }) {
 			change.Released = append(change.Released, claim)
 			released[claim.UID] = true
