@@ -81,7 +81,8 @@ type evictor struct {
 	budgets *pools.Budgets
 }
 
-func newEvictor(pod *corev1.Pod, rules *Rules, lister corelisters.PodLister, all policylisters.PodDisruptionBudgetLister) (*evictor, error) {
+func newEvictor(pod *corev1.Pod, rules *Rules, lister corelisters.PodLister,
+	all policylisters.PodDisruptionBudgetLister) (*evictor, error) {
 	listed, err := all.List(labels.Everything())
 	if err != nil {
 		return nil, err
@@ -141,17 +142,17 @@ func sumOf(v *pools.Holders, released map[types.UID]bool, allowed []int) uint64 
 	var h maphash.Hash
 	h.SetSeed(sumSeed)
 	for _, uid := range slices.Sorted(maps.Keys(released)) {
-		h.WriteString(string(uid))
+		_, _ = h.WriteString(string(uid))
 	}
 	for i := range v.All {
-		h.WriteByte(0)
+		_ = h.WriteByte(0)
 		maphash.WriteComparable(&h, v.All[i].Priority)
 		maphash.WriteComparable(&h, v.All[i].Since)
 		for _, b := range v.All[i].Budgets {
 			maphash.WriteComparable(&h, [2]int{b, allowed[b]})
 		}
 		for _, p := range v.Pods[i] {
-			h.WriteString(string(p.UID))
+			_, _ = h.WriteString(string(p.UID))
 		}
 	}
 	return h.Sum64()

@@ -40,7 +40,8 @@ func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name
 	released := map[types.UID]bool{}
 	for _, claim := range c.claimsOn(node) {
 		pods, ok := pools.Consumers(claim)
-		if ok && !slices.ContainsFunc(pods, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ends(claim.Namespace, r.Name, r.UID) }) {
+		stays := func(r resourceapi.ResourceClaimConsumerReference) bool { return !ends(claim.Namespace, r.Name, r.UID) }
+		if ok && !slices.ContainsFunc(pods, stays) {
 			change.Released = append(change.Released, claim)
 			released[claim.UID] = true
 		}

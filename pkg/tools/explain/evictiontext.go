@@ -39,13 +39,16 @@ func (v *Victim) text() string {
 	return fmt.Sprintf("%s (priority %d; %s)", v.Pod, v.Priority, list(v.Devices, mostNames))
 }
 
-// print writes who could be evicted.
-func (e *Eviction) print(line func(string, ...any)) {
+// lines write who could be evicted.
+func (e *Eviction) lines(line func(string, ...any)) {
 	line("")
 	switch {
 	case e.Node == "":
-		known := func(c Cause) bool { return c.Kind != EvictionUnknown }
-		line(map[bool]string{true: "Nobody can be evicted for it:", false: "Who could be evicted for it is not known:"}[slices.ContainsFunc(e.Causes, known)])
+		if slices.ContainsFunc(e.Causes, func(c Cause) bool { return c.Kind != EvictionUnknown }) {
+			line("Nobody can be evicted for it:")
+		} else {
+			line("Who could be evicted for it is not known:")
+		}
 		for _, c := range e.Causes {
 			c.print(line, "  ", false)
 		}

@@ -54,7 +54,7 @@ func (e *Explanation) Print(w io.Writer) error {
 		line("  %s", a)
 	}
 	if e.Eviction != nil {
-		e.Eviction.print(line)
+		e.Eviction.lines(line)
 	}
 	if len(e.Notes) > 0 {
 		line("")

@@ -36,7 +36,7 @@ type budget struct {
 	disrupted map[string]metav1.Time
 }
 
-// NewBudgets reads PodDisruptionBudgets. Those that select no pods are left out.
+// NewBudgets reads PodDisruptionBudgets. One with an empty selector covers nobody, as kube-scheduler has it.
 func NewBudgets(all []*policyv1.PodDisruptionBudget) *Budgets {
 	b := &Budgets{}
 	for _, one := range all {

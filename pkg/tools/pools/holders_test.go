@@ -29,10 +29,11 @@ func TestHolders_Join(t *testing.T) {
 	all := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}
 	all.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}
 	all.Status.DisruptionsAllowed = 2
-	none, onlyB := all.DeepCopy(), all.DeepCopy()
+	none, onlyB, empty := all.DeepCopy(), all.DeepCopy(), all.DeepCopy()
+	empty.Spec.Selector = &metav1.LabelSelector{}
 	none.Namespace = "elsewhere"
 	onlyB.Status.DisruptedPods = map[string]metav1.Time{"a": {}, "c": {}}
-	budgets := pools.NewBudgets([]*policyv1.PodDisruptionBudget{all, {ObjectMeta: all.ObjectMeta}, none, onlyB})
+	budgets := pools.NewBudgets([]*policyv1.PodDisruptionBudget{all, empty, none, onlyB})
 	h := pools.NewHolders()
 	h.Add([]packing.Use{{Device: 1}}, []*corev1.Pod{a})
 	h.Add([]packing.Use{{Device: 2}}, []*corev1.Pod{c})
