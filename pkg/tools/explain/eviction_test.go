@@ -244,7 +244,8 @@ func TestEviction_MakesRoom(t *testing.T) {
 	requests := []resourceapi.DeviceRequest{asks("gpu.cleave.dev", 1), asks("mig-1g.10gb.cleave.dev", 1), asks("mig-3g.40gb.cleave.dev", 1),
 		asks("mps.cleave.dev", 1, "memory=50Gi"), asks("timeslice.cleave.dev", 1), asks("mig-2g.20gb.cleave.dev", 2), asks("gpu.cleave.dev", 3)}
 	evicted, nobody := 0, 0
-	for step := range 5 {
+	for step := range 6 {
+		priority := int32(1 + step%2)
 		b := evictingBed(t, "hgx-h100")
 		for i := range 70 {
 			r := requests[random.IntN(len(requests))]
@@ -254,17 +255,17 @@ func TestEviction_MakesRoom(t *testing.T) {
 		}
 		for _, r := range requests {
 			asked := claim("asked", r)
-			e := b.explain(AboutPod(urgent(2, "asked"), namespace(asked), b.Objects))
+			e := b.explain(AboutPod(urgent(priority, "asked"), namespace(asked), b.Objects))
 			if e.State != Refused {
 				continue
 			}
-			lower := func(p *corev1.Pod) bool { return *p.Spec.Priority < 2 }
+			lower := func(p *corev1.Pod) bool { return *p.Spec.Priority < priority }
 			gone := func(c *resourceapi.ResourceClaim) bool { // without victims, try all
 				at := slices.IndexFunc(b.Running.Pods, func(p *corev1.Pod) bool { return p.Name == c.Name })
 				if e.Eviction.Node == "" {
 					return lower(b.Running.Pods[at])
 				}
-				return slices.ContainsFunc(e.Eviction.Victims, func(v Victim) bool { return v.Pod == "team/"+c.Name && v.Priority < 2 })
+				return slices.ContainsFunc(e.Eviction.Victims, func(v Victim) bool { return v.Pod == "team/"+c.Name && v.Priority < priority })
 			}
 			rest := &bed{TB: t, Objects: b.Objects, slices: b.slices}
 			rest.Claims = slices.DeleteFunc(slices.Clone(b.Claims), gone)
