@@ -21,6 +21,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // candidateResources is the name of this variant of kube-scheduler's plugin DynamicResources: if GPUPacking, whose PreFilter runs
@@ -145,7 +146,7 @@ func (p *candidatePlugin) ends(node framework.NodeInfo, gone map[types.UID]*core
 		case gone[uid] != nil:
 			return true
 		case pod != nil:
-			return gone == nil && gpupacking.Leaves(pod, now)
+			return gone == nil && pools.Leaves(pod, now)
 		default:
 			return gpupacking.Gone(pods, namespace, name, uid)
 		}

@@ -31,6 +31,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // devicePreemption is the name of the plugin that evicts pods for others that need their devices. It replaces DefaultPreemption in a
@@ -247,9 +248,9 @@ func (a *attempt) PodEligibleToPreemptOthers(_ context.Context, pod *corev1.Pod,
 	now := time.Now()
 	for _, i := range node.GetPods() {
 		victim := i.GetPod()
-		if preemption.PodTerminatingByPreemption(victim) && gpupacking.Leaves(victim, now) &&
+		if preemption.PodTerminatingByPreemption(victim) && pools.Leaves(victim, now) &&
 			schedulinghelpers.PodPriority(victim) <= schedulinghelpers.PodPriority(pod) {
-			a.later.add(pod, gpupacking.StuckAt(victim)) // when it is not waited for any longer
+			a.later.add(pod, pools.StuckAt(victim)) // when it is not waited for any longer
 			return false, "not eligible due to a terminating pod on the nominated node."
 		}
 	}
@@ -262,7 +263,7 @@ func (p *preemptionPlugin) evictable(victim preemption.Victim, preemptor *corev1
 	for _, i := range victim.Pods() {
 		pod := i.GetPod()
 		if pod.DeletionTimestamp != nil {
-			if victim.Priority() > priority || !gpupacking.Leaves(pod, now) {
+			if victim.Priority() > priority || !pools.Leaves(pod, now) {
 				return false
 			}
 		} else if ok, _ := p.rules.Evictable(pod, victim.Priority(), priority, now); !ok {

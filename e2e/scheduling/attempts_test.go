@@ -23,10 +23,10 @@ import (
 func (b *bed) fallbacks() int { return b.logged("None of the best nodes will do") }
 
 // logged is how often the scheduler's log says something.
-func (b *bed) logged(text string) int { return len(b.lines(text)) }
+func (b *bed) logged(text string) int { return len(lines(b, text)) }
 
 // lines are those of the scheduler's log that have a text.
-func (b *bed) lines(text string) (found []string) {
+func lines(b *bed, text string) (found []string) {
 	b.t.Helper()
 	log, err := os.ReadFile(filepath.Join(b.dir, "cleave-scheduler.log"))
 	must(b.t, err)

@@ -14,7 +14,7 @@ import (
 )
 
 // nominated waits until a pod is nominated for a node.
-func (b *bed) nominated(name, node string) {
+func (b priorityBed) nominated(name, node string) {
 	b.t.Helper()
 	b.until("to be nominated for "+node, name, func(p *corev1.Pod) bool { return p.Status.NominatedNodeName == node })
 }
@@ -100,7 +100,7 @@ func TestPreemption_Patient(t *testing.T) {
 	b.gone(victims[0])
 	b.free(victims[0])
 	attempts := func() (n int) {
-		for _, l := range b.lines("Compared nodes") {
+		for _, l := range lines(b.bed, "Compared nodes") {
 			if strings.Contains(l, "default/high") {
 				n++
 			}

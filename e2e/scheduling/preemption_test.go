@@ -15,10 +15,13 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// newPriorityBed has PriorityClasses high, middle and low.
-func newPriorityBed(t *testing.T, nodes ...string) *bed {
+// priorityBed is an API server with pods that evict others.
+type priorityBed struct{ *bed }
+
+// newPriorityBed has PriorityClasses high, middle and low, and patient, which is like high and evicts nobody.
+func newPriorityBed(t *testing.T, nodes ...string) priorityBed {
 	t.Helper()
-	b := newBed(t, nodes...)
+	b := priorityBed{newBed(t, nodes...)}
 	for name, value := range map[string]int32{"high": 1000, "patient": 1000, "middle": 500, "low": -1000} {
 		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
 		if name == "patient" {
@@ -27,7 +30,7 @@ func newPriorityBed(t *testing.T, nodes ...string) *bed {
 		must(t, errOf(b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{})))
 	}
 	for _, name := range []string{"high", "patient", "middle", "low"} {
-		waitPriority(b, name)
+		waitPriority(b.bed, name)
 	}
 	return b
 }
@@ -40,7 +43,7 @@ func priority(class string) func(*corev1.Pod) {
 func graceful(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64(600)) }
 
 // ending are the pods that were evicted, once there are so many.
-func (b *bed) ending(n int) (names []string) {
+func (b priorityBed) ending(n int) (names []string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
@@ -59,7 +62,7 @@ func (b *bed) ending(n int) (names []string) {
 }
 
 // evicted are the pods that end because of preemption.
-func (b *bed) evicted(ctx context.Context) (names []string, err error) {
+func (b priorityBed) evicted(ctx context.Context) (names []string, err error) {
 	pods, err := b.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -80,13 +83,13 @@ func (b *bed) evicted(ctx context.Context) (names []string, err error) {
 }
 
 // gone is what the kubelet does when a pod has ended.
-func (b *bed) gone(name string) {
+func (b priorityBed) gone(name string) {
 	b.t.Helper()
 	must(b.t, b.kube.CoreV1().Pods(namespace).Delete(b.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }
 
 // running waits until a pod has a node.
-func (b *bed) running(name string) {
+func (b priorityBed) running(name string) {
 	b.t.Helper()
 	b.until("to have a node", name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 }
@@ -120,7 +123,7 @@ func TestPreemption_Whole(t *testing.T) {
 }
 
 // told waits for an Event of a pod.
-func (b *bed) told(pod, reason, text string) {
+func (b priorityBed) told(pod, reason, text string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()

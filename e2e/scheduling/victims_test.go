@@ -27,7 +27,7 @@ func onNode(name string) func(*corev1.Pod) {
 }
 
 // evictedFor ends the victims of a pod, with their claims, and returns them once it has a node.
-func (b *bed) evictedFor(pod string, n int) []string {
+func (b priorityBed) evictedFor(pod string, n int) []string {
 	b.t.Helper()
 	victims := b.ending(n)
 	for _, v := range victims {
@@ -106,12 +106,12 @@ func TestPreemption_Choice(t *testing.T) {
 }
 
 // none checks that no pod is evicted.
-func (b *bed) none() {
+func (b priorityBed) none() {
 	b.t.Helper()
 	if names, err := b.evicted(b.t.Context()); err != nil || len(names) > 0 {
 		var why []string
 		for _, name := range names {
-			why = append(why, b.lines(name)...)
+			why = append(why, lines(b.bed, name)...)
 		}
 		b.t.Errorf("pods %v are evicted (%v), want none:\n%s", names, err, strings.Join(why, "\n"))
 	}
@@ -235,7 +235,7 @@ func TestPreemption_Kinds(t *testing.T) {
 }
 
 // addPodOf creates a pod with a claim of its name.
-func (b *bed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change ...func(*corev1.Pod)) {
+func (b priorityBed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change ...func(*corev1.Pod)) {
 	b.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 	must(b.t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), claim, metav1.CreateOptions{})))

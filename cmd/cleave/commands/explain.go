@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,7 +47,8 @@ func newExplain() *cobra.Command {
 		Short: "Say why a pod or claim gets no GPU, and what would fit",
 		Long: "explain runs the scheduler's allocator on the ResourceSlices and the allocated claims of a cluster, and says what refuses\n" +
 			"a pod or a claim on each node: selectors, taints, claims that have the devices, amounts that are missing, constraints,\n" +
-			"a class or claim that does not exist, a node that publishes nothing. It ends with what would fit now. It changes nothing.\n\n" +
+			"a class or claim that does not exist, a node that publishes nothing. It ends with what would fit now, and which pods of a lower\n" +
+			"priority could be evicted. It changes nothing.\n\n" +
 			"With -f it explains claims or templates of a file, which need not exist; DeviceClasses of the file count, too.\n\n" +
 			"Exit codes: 0 it fits or is allocated, 1 it fits no node or the command failed, 2 usage.",
 		Example: "  cleave explain pod trainer\n" +
@@ -194,6 +197,9 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 	if len(questions) == 0 {
 		return nil, cli.UsageError(errors.New("the file has no claim or template"))
 	}
+	if slices.ContainsFunc(questions, (*explain.Question).Waits) {
+		o.Running = a.running(ctx)
+	}
 	cluster := explain.NewCluster(o, questions...)
 	if err := eachSlice(ctx, a.client, nil, cluster.AddSlice); err != nil {
 		return nil, err
@@ -248,6 +254,22 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 		}
 	}
 	return o, notes, err
+}
+
+// running lists the pods that could be evicted, as far as the user may.
+func (a *asker) running(ctx context.Context) *explain.Running {
+	r := &explain.Running{Now: time.Now()}
+	r.PodsUnread = each(ctx, "Pods", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return a.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+	}, func(p *corev1.Pod) {
+		r.Pods = append(r.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels,
+			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp},
+			Spec: corev1.PodSpec{NodeName: p.Spec.NodeName, Priority: p.Spec.Priority}, Status: corev1.PodStatus{StartTime: p.Status.StartTime}})
+	})
+	r.BudgetsUnread = each(ctx, "PodDisruptionBudgets", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return a.client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, opts)
+	}, func(b *policyv1.PodDisruptionBudget) { r.Budgets = append(r.Budgets, b) })
+	return r
 }
 
 // notCounted lists what the cluster does not count, and nodes therefore do not offer.

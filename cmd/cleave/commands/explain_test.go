@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,5 +153,39 @@ func TestRun_KubectlPlugin(t *testing.T) {
 	code := cli.Run(t.Context(), New("kubectl-cleave"), []string{"explain", "x"}, &stdout, &stderr)
 	if code != cli.ExitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
 		t.Errorf("a usage error: got %d, %s", code, &stderr)
+	}
+}
+
+// Who could be evicted is read of pods and budgets; what may not be listed is a sentence.
+func TestExplain_Eviction(t *testing.T) {
+	priority := int32(1000)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "urgent", UID: "urgent"}, Spec: corev1.PodSpec{Priority: &priority}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &pod.Name}}
+	low := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "low", UID: "low", Labels: map[string]string{"app": "low"}},
+		Spec: corev1.PodSpec{NodeName: "node-1"}}
+	has := claimOn("low", "gpu.cleave.dev", "node-1", "gpu-0000-61-00-0")
+	has.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "low", UID: "low"}}
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "low"}}
+	budget.Spec.Selector = &metav1.LabelSelector{MatchLabels: low.Labels}
+	for name, tt := range map[string]struct{ forbidden, want string }{
+		"all is known": {"", "\nEviction of pods of a lower priority would make room: on node node-1 ml/low (priority 0; gpu-0000-61-00-0)\n" +
+			"  PodDisruptionBudgets do not allow 1 of 1 evictions.\n  cleave-scheduler does this, kube-scheduler does not.\n"},
+		"no budgets": {"poddisruptionbudgets", "(priority 0; gpu-0000-61-00-0)\n  cleave-scheduler does this, kube-scheduler does not.\n\n" +
+			"PodDisruptionBudgets are not considered: list PodDisruptionBudgets: poddisruptionbudgets"},
+		"no pods": {"pods", "\nWho could be evicted for it is not known:\n  - it cannot be predicted: list Pods: pods"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := cluster(t, append(classes(t), pod, low, has, budget,
+				&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "urgent"}, Spec: wants("gpu.cleave.dev", 3)})...)
+			client.PrependReactor("list", tt.forbidden, func(clienttesting.Action) (bool, runtime.Object, error) {
+				return tt.forbidden != "", nil, apierrors.NewForbidden(policyv1.Resource(tt.forbidden), "", nil)
+			})
+			a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "pod", name: "urgent"}
+			var out bytes.Buffer
+			err := (&explainFlags{format: "text"}).explain(t.Context(), a, &out)
+			if err == nil || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("got %v and\n%s\nwant %q", err, out.String(), tt.want)
+			}
+		})
 	}
 }

@@ -137,7 +137,7 @@ func measure(ctx context.Context, o options, r *report) error {
 		}
 	}
 	if o.urgent && slices.Contains(o.schedulers, cleaveScheduler) {
-		if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.urgent(ctx, r) }); err != nil {
+		if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return crowded{b}.measure(ctx, r) }); err != nil {
 			return err
 		}
 	}

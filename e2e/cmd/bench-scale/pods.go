@@ -68,20 +68,11 @@ func (b *bench) names(prefix string, n int) []string {
 // create makes pods for a scheduler, each with a claim: first all claims, then all pods. It returns when the first pod was
 // created.
 func (b *bench) create(ctx context.Context, scheduler, class string, count int64, names []string) (time.Time, error) {
-	return b.createAll(ctx, scheduler, class, count, names, func(*corev1.Pod) {})
+	return createPods(ctx, b, scheduler, class, count, names, func(*corev1.Pod) {})
 }
 
-// createAs is create for pods of one device with a PriorityClass; those without one may be on the nodes that are kept for them.
-func (b *bench) createAs(ctx context.Context, scheduler, priority, class string, names []string) (time.Time, error) {
-	return b.createAll(ctx, scheduler, class, 1, names, func(pod *corev1.Pod) {
-		pod.Spec.PriorityClassName = priority
-		if priority == "" {
-			pod.Spec.Tolerations = []corev1.Toleration{{Key: ordinaryTaint, Operator: corev1.TolerationOpExists}}
-		}
-	})
-}
-
-func (b *bench) createAll(ctx context.Context, scheduler, class string, count int64, names []string,
+// createPods is create for pods that a function changes.
+func createPods(ctx context.Context, b *bench, scheduler, class string, count int64, names []string,
 	change func(*corev1.Pod)) (time.Time, error) {
 	claims := b.client.ResourceV1().ResourceClaims(namespace)
 	err := inParallel(ctx, len(names), func(ctx context.Context, i int) error {

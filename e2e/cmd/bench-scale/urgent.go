@@ -30,13 +30,16 @@ const (
 	backfillEach = 7
 )
 
+// crowded is a control plane whose nodes are full.
+type crowded struct{ *bench }
+
 // urgentKinds are those of urgent pods.
 var urgentKinds = []string{"1g.10gb", "whole"}
 
-// urgent measures how fast pods that find no room in a full cluster are nominated for a node, and what that costs others. Half of the nodes
+// measure measures how fast pods that find no room in a full cluster are nominated for a node, and what that costs others. Half of the nodes
 // have seven whole GPUs of pods that may be evicted, half seven partitions of one GPU; the other GPUs have claims without pods, which
 // nobody may take. A tenth of the nodes has nothing but ordinary pods, by a taint that only those tolerate.
-func (b *bench) urgent(ctx context.Context, r *report) error {
+func (b crowded) measure(ctx context.Context, r *report) error {
 	if err := b.addPriorities(ctx); err != nil {
 		return err
 	}
@@ -58,7 +61,7 @@ func (b *bench) urgent(ctx context.Context, r *report) error {
 }
 
 // evict measures with a scheduler that has just started.
-func (b *bench) evict(ctx context.Context, r *report, s *scheduler) error {
+func (b crowded) evict(ctx context.Context, r *report, s *scheduler) error {
 	ordinary := kinds[0]
 	before, err := b.ordinary(ctx, s, ordinary)
 	if err != nil {
@@ -103,7 +106,7 @@ func (b *bench) evict(ctx context.Context, r *report, s *scheduler) error {
 }
 
 // ordinary is how many pods are placed in a second on the nodes that are kept for them.
-func (b *bench) ordinary(ctx context.Context, s *scheduler, k kind) (rate float64, err error) {
+func (b crowded) ordinary(ctx context.Context, s *scheduler, k kind) (rate float64, err error) {
 	names := b.names("ordinary", b.pods)
 	began, err := b.createAs(ctx, s.name, "", k.class, names)
 	if err != nil {
@@ -116,10 +119,20 @@ func (b *bench) ordinary(ctx context.Context, s *scheduler, k kind) (rate float6
 	return float64(len(names)) / last.Sub(began).Seconds(), b.remove(ctx, names)
 }
 
+// createAs is create for pods of one device with a PriorityClass; those without one may be on the nodes that are kept for them.
+func (b crowded) createAs(ctx context.Context, scheduler, priority, class string, names []string) (time.Time, error) {
+	return createPods(ctx, b.bench, scheduler, class, 1, names, func(pod *corev1.Pod) {
+		pod.Spec.PriorityClassName = priority
+		if priority == "" {
+			pod.Spec.Tolerations = []corev1.Toleration{{Key: ordinaryTaint, Operator: corev1.TolerationOpExists}}
+		}
+	})
+}
+
 // ordinaryTaint keeps all but ordinary pods off nodes.
 const ordinaryTaint = "bench/ordinary"
 
-func (b *bench) taintOrdinary(ctx context.Context, name string) error {
+func (b crowded) taintOrdinary(ctx context.Context, name string) error {
 	node, err := b.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("read node %s: %w", name, err)
@@ -132,7 +145,7 @@ func (b *bench) taintOrdinary(ctx context.Context, name string) error {
 }
 
 // addPriorities creates the PriorityClasses, and waits until the API server lets pods have them.
-func (b *bench) addPriorities(ctx context.Context) error {
+func (b crowded) addPriorities(ctx context.Context) error {
 	for name, value := range map[string]int32{urgentClass: 1000, backfillClass: -1000} {
 		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
 		if _, err := b.client.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
@@ -155,7 +168,7 @@ func (b *bench) addPriorities(ctx context.Context) error {
 }
 
 // fillNode leaves no room on a node.
-func (b *bench) fillNode(ctx context.Context, i int) error {
+func (b crowded) fillNode(ctx context.Context, i int) error {
 	node, gpus, small := nodeName(i), b.published.whole(), b.published.smallest()
 	taken := gpus[:backfillEach]
 	rest := gpus[backfillEach:]
@@ -177,7 +190,7 @@ func (b *bench) fillNode(ctx context.Context, i int) error {
 }
 
 // addBackfill creates a pod on a node with a claim for a device, as the scheduler leaves them.
-func (b *bench) addBackfill(ctx context.Context, name, node, device string) error {
+func (b crowded) addBackfill(ctx context.Context, name, node, device string) error {
 	client := workload.Client{Kube: b.client}
 	if _, err := client.Allocate(ctx, namespace, name, workload.OneGPU(node, device, false)); err != nil {
 		return err
@@ -202,7 +215,7 @@ func (b *bench) addBackfill(ctx context.Context, name, node, device string) erro
 }
 
 // nominated waits until all pods have a nominated node, or are bound, and returns when the last one was.
-func (b *bench) nominated(ctx context.Context, names []string) (last time.Time, err error) {
+func (b crowded) nominated(ctx context.Context, names []string) (last time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
 	err = b.watch.until(ctx, func(pods map[string]placed) bool {
@@ -222,7 +235,7 @@ func (b *bench) nominated(ctx context.Context, names []string) (last time.Time, 
 
 // victims counts the pods that were evicted, and of urgent pods those whose devices another one is to get, too: there are fewer devices
 // then than nominations. No kubelet ends victims, so nothing is allocated anew.
-func (b *bench) victims(ctx context.Context) (victims, twice int, err error) {
+func (b crowded) victims(ctx context.Context) (victims, twice int, err error) {
 	pods, err := b.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return 0, 0, fmt.Errorf("list the pods: %w", err)

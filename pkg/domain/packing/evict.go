@@ -38,25 +38,6 @@ func (l Loss) Compare(o Loss) int {
 		cmp.Compare(l.Pods, o.Pods), cmp.Compare(o.Since, l.Since))
 }
 
-// loss of evicting some of the holders, by their indices.
-func (s *State) loss(holders []Holder, budgets, victims []int) Loss {
-	l := Loss{Priority: math.MinInt32, Since: math.MaxInt64}
-	left := slices.Clone(budgets)
-	for _, v := range victims {
-		h := &holders[v]
-		for _, b := range h.Budgets {
-			if left[b]--; left[b] < 0 {
-				l.Breaks++
-			}
-		}
-		l.Priority = max(l.Priority, h.Priority)
-		l.Units += s.model.Units(h.Uses)
-		l.Pods += h.Pods
-		l.Since = min(l.Since, h.Since)
-	}
-	return l
-}
-
 // Units are the placement units of devices. A share counts like the smallest partition of its GPU.
 func (m *Model) Units(uses []Use) int {
 	n := 0
@@ -77,51 +58,80 @@ const mostImproved = 8
 // if even the release of all of them makes none. Budgets are how many pods each PodDisruptionBudget lets go. The state does not
 // change. Without victims the requests fit as it is.
 func (s *State) Evict(holders []Holder, budgets []int, requests ...Request) (victims []int, loss Loss, fits bool, err error) {
+	e := &eviction{model: s.model, state: s, holders: holders, budgets: budgets, requests: requests}
 	free := s.Clone()
 	if _, fits, err := free.Fit(requests...); err != nil || fits {
-		return nil, s.loss(holders, budgets, nil), fits, err
+		return nil, e.loss(nil), fits, err
 	}
-	allowed, fits, err := free.level(holders, budgets, requests)
+	allowed, fits, err := e.level(free)
 	if err != nil || !fits {
 		return nil, Loss{}, false, err
 	}
-	for _, order := range s.orders(holders, budgets, allowed) {
-		found, err := free.keep(holders, order, requests)
+	for _, order := range e.orders(allowed) {
+		found, err := e.keep(free, order)
 		if err != nil {
 			return nil, Loss{}, false, err
 		}
-		if l := s.loss(holders, budgets, found); victims == nil || l.Compare(loss) < 0 {
+		if l := e.loss(found); victims == nil || l.Compare(loss) < 0 {
 			victims, loss = found, l
 		}
 	}
-	victims, loss, err = s.improve(holders, budgets, victims, loss, requests)
+	victims, loss, err = e.improve(victims, loss)
 	slices.Sort(victims)
 	return victims, loss, true, err
 }
 
+// eviction is a search for victims.
+type eviction struct {
+	model    *Model
+	state    *State
+	holders  []Holder
+	budgets  []int
+	requests []Request
+}
+
+// loss of evicting some of the holders, by their indices.
+func (e *eviction) loss(victims []int) Loss {
+	l := Loss{Priority: math.MinInt32, Since: math.MaxInt64}
+	left := slices.Clone(e.budgets)
+	for _, v := range victims {
+		h := &e.holders[v]
+		for _, b := range h.Budgets {
+			if left[b]--; left[b] < 0 {
+				l.Breaks++
+			}
+		}
+		l.Priority = max(l.Priority, h.Priority)
+		l.Units += e.model.Units(h.Uses)
+		l.Pods += h.Pods
+		l.Since = min(l.Since, h.Since)
+	}
+	return l
+}
+
 // improve spares each victim in turn, as long as that lessens the loss.
-func (s *State) improve(holders []Holder, budgets, victims []int, loss Loss, requests []Request) ([]int, Loss, error) {
+func (e *eviction) improve(victims []int, loss Loss) ([]int, Loss, error) {
 	for at := 0; at < len(victims) && len(victims) <= mostImproved; {
-		free := s.Clone()
+		free := e.state.Clone()
 		var others []int
-		for i := range holders {
+		for i := range e.holders {
 			if i != victims[at] {
-				free.shift(-1, holders[i].Uses)
+				shift(free, -1, e.holders[i].Uses)
 				others = append(others, i)
 			}
 		}
-		_, fits, err := free.Fit(requests...)
+		_, fits, err := free.Fit(e.requests...)
 		if err != nil {
 			return nil, Loss{}, err
 		}
 		better := false
 		if fits {
-			for _, order := range s.orders(holders, budgets, others)[:2] {
-				found, err := free.keep(holders, order, requests)
+			for _, order := range e.orders(others)[:2] {
+				found, err := e.keep(free, order)
 				if err != nil {
 					return nil, Loss{}, err
 				}
-				if l := s.loss(holders, budgets, found); l.Compare(loss) < 0 {
+				if l := e.loss(found); l.Compare(loss) < 0 {
 					victims, loss, better = found, l, true
 				}
 			}
@@ -134,22 +144,23 @@ func (s *State) improve(holders []Holder, budgets, victims []int, loss Loss, req
 }
 
 // level releases the holders of the lowest priorities that suffice: none that breaks budgets, if that suffices. It returns them.
-func (s *State) level(holders []Holder, budgets []int, requests []Request) (released []int, fits bool, err error) {
+func (e *eviction) level(free *State) (released []int, fits bool, err error) {
 	var order []int
-	for i := range holders {
+	for i := range e.holders {
 		order = append(order, i)
 	}
 	compare := func(a, b int) int {
-		return cmp.Or(cmp.Compare(holders[a].breaks(budgets), holders[b].breaks(budgets)), cmp.Compare(holders[a].Priority, holders[b].Priority))
+		x, y := &e.holders[a], &e.holders[b]
+		return cmp.Or(cmp.Compare(x.breaks(e.budgets), y.breaks(e.budgets)), cmp.Compare(x.Priority, y.Priority))
 	}
 	slices.SortStableFunc(order, compare)
 	for at, i := range order {
-		s.shift(-1, holders[i].Uses)
+		shift(free, -1, e.holders[i].Uses)
 		released = append(released, i)
 		if at+1 < len(order) && compare(i, order[at+1]) == 0 {
 			continue
 		}
-		if _, fits, err := s.Fit(requests...); err != nil || fits {
+		if _, fits, err := free.Fit(e.requests...); err != nil || fits {
 			return released, fits, err
 		}
 	}
@@ -175,37 +186,37 @@ func (h *Holder) breaks(budgets []int) int {
 
 // orders are those in which holders are kept: violations of budgets and high priorities are avoided first, then the loss of units,
 // then that of old pods. Each GPU is once the last of which anything is kept, so that what is evicted is on as few as possible.
-func (s *State) orders(holders []Holder, budgets, allowed []int) [][]int {
+func (e *eviction) orders(allowed []int) [][]int {
 	least := func(last func(h *Holder) int) []int {
 		order := slices.Clone(allowed)
 		slices.SortStableFunc(order, func(a, b int) int {
-			x, y := &holders[a], &holders[b]
-			return cmp.Or(cmp.Compare(y.breaks(budgets), x.breaks(budgets)), cmp.Compare(y.Priority, x.Priority), cmp.Compare(last(x), last(y)),
-				cmp.Compare(s.model.Units(y.Uses), s.model.Units(x.Uses)), cmp.Compare(y.Pods, x.Pods), cmp.Compare(x.Since, y.Since),
+			x, y := &e.holders[a], &e.holders[b]
+			return cmp.Or(cmp.Compare(y.breaks(e.budgets), x.breaks(e.budgets)), cmp.Compare(y.Priority, x.Priority), cmp.Compare(last(x), last(y)),
+				cmp.Compare(e.model.Units(y.Uses), e.model.Units(x.Uses)), cmp.Compare(y.Pods, x.Pods), cmp.Compare(x.Since, y.Since),
 				cmp.Compare(a, b))
 		})
 		return order
 	}
-	value := make([]int, len(s.model.GPUs)) // what is lost of a GPU if all of it is evicted
+	value := make([]int, len(e.model.GPUs)) // what is lost of a GPU if all of it is evicted
 	for _, i := range allowed {
-		for _, u := range holders[i].Uses {
-			value[s.model.Devices[u.Device].GPU] += s.model.Units([]Use{u})
+		for _, u := range e.holders[i].Uses {
+			value[e.model.Devices[u.Device].GPU] += e.model.Units([]Use{u})
 		}
 	}
 	on := func(h *Holder, gpu int) bool {
-		return slices.ContainsFunc(h.Uses, func(u Use) bool { return s.model.Devices[u.Device].GPU == gpu })
+		return slices.ContainsFunc(h.Uses, func(u Use) bool { return e.model.Devices[u.Device].GPU == gpu })
 	}
 	all := [][]int{
 		least(func(*Holder) int { return 0 }),
 		least(func(h *Holder) int { // the most valuable GPUs first
 			most := 0
 			for _, u := range h.Uses {
-				most = max(most, value[s.model.Devices[u.Device].GPU])
+				most = max(most, value[e.model.Devices[u.Device].GPU])
 			}
 			return -most
 		}),
 	}
-	for g := range s.model.GPUs {
+	for g := range e.model.GPUs {
 		all = append(all, least(func(h *Holder) int {
 			if on(h, g) {
 				return 1
@@ -217,7 +228,7 @@ func (s *State) orders(holders []Holder, budgets, allowed []int) [][]int {
 }
 
 // shift allocates or releases devices of a copy of a state, whose values of GPUs nobody needs.
-func (s *State) shift(by int, uses []Use) {
+func shift(s *State, by int, uses []Use) {
 	for _, u := range uses {
 		s.change(u, by)
 	}
@@ -225,18 +236,18 @@ func (s *State) shift(by int, uses []Use) {
 
 // keep allocates released holders again, in order, as long as the requests fit, and returns those that it cannot keep. The state is
 // as before when it returns.
-func (s *State) keep(holders []Holder, order []int, requests []Request) (victims []int, err error) {
+func (e *eviction) keep(s *State, order []int) (victims []int, err error) {
 	var kept []int
 	defer func() {
 		for _, i := range kept {
-			s.shift(-1, holders[i].Uses)
+			shift(s, -1, e.holders[i].Uses)
 		}
 	}()
 	for _, i := range order {
-		s.shift(1, holders[i].Uses)
-		_, fits, err := s.Fit(requests...)
+		shift(s, 1, e.holders[i].Uses)
+		_, fits, err := s.Fit(e.requests...)
 		if err != nil || !fits {
-			s.shift(-1, holders[i].Uses)
+			shift(s, -1, e.holders[i].Uses)
 			victims = append(victims, i)
 			if err != nil {
 				return nil, err

@@ -116,7 +116,7 @@ func (s *State) Rooms() []Room {
 func (s *State) room(match Bits) int {
 	var taken []Use
 	for i := match.next(0); i >= 0; i = match.next(i + 1) {
-		for !s.tainted.Has(i) && s.admits(Use{Device: i}) && (len(taken) == 0 || taken[len(taken)-1].Device != i || s.limited(i)) {
+		for !s.tainted.Has(i) && s.admits(Use{Device: i}) && (len(taken) == 0 || taken[len(taken)-1].Device != i || limited(&s.model.Devices[i])) {
 			s.change(Use{Device: i}, 1)
 			taken = append(taken, Use{Device: i})
 		}
@@ -128,8 +128,8 @@ func (s *State) room(match Bits) int {
 }
 
 // limited reports whether a shared device can be exhausted: one whose capacities have no default consumption is counted once.
-func (s *State) limited(device int) bool {
-	for _, c := range s.model.Devices[device].Capacities {
+func limited(d *Device) bool {
+	for _, c := range d.Capacities {
 		if c.Default > 0 {
 			return true
 		}

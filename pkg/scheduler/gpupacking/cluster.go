@@ -43,14 +43,7 @@ type cluster struct {
 	// owners are the views that a pool is of, users the claims that have devices of it.
 	owners map[poolKey][]*view
 	users  map[poolKey]map[types.UID]bool
-	// holds are of pods, by UID, held how many there were.
-	holds map[types.UID]*hold
-	held  int
-	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
-	binding map[types.UID]bool
-	pods    cache.Indexer
-	// wakers are told of nodes where a hold has ended.
-	wakers []func(node string)
+	holds  *holds
 	// tie orders equal nodes for a pod.
 	tie func(pod types.UID, node string) uint64
 }
@@ -132,7 +125,7 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	key := poolKey{s.Spec.Driver, s.Spec.Pool.Name}
 	same := func(name string) bool { return v.slices[name].Spec.Pool.Name == s.Spec.Pool.Name }
 	if !slices.ContainsFunc(slices.Sorted(maps.Keys(v.slices)), same) {
-		c.disown(key, v)
+		disown(c, key, v)
 	}
 	if len(v.slices) == 0 {
 		views = slices.Delete(views, at, at+1)
@@ -144,7 +137,7 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 }
 
 // disown notes that a view has nothing of a pool anymore.
-func (c *cluster) disown(key poolKey, v *view) {
+func disown(c *cluster, key poolKey, v *view) {
 	owners := slices.DeleteFunc(c.owners[key], func(o *view) bool { return o == v })
 	switch {
 	case len(owners) == len(c.owners[key]):
@@ -238,17 +231,17 @@ func (c *cluster) plan(ctx context.Context, v *view, q query) plan {
 		return plan{}
 	}
 	d := q.demand
-	if len(c.holds) > 0 {
-		if holds := c.holdsOn(v.of, q.holder); len(holds) > 0 {
+	if len(c.holds.of) > 0 {
+		if holds := c.holds.on(v.of, q.holder); len(holds) > 0 {
 			state := v.state.Clone()
-			c.keep(v, state, holds, nil)
-			return c.predict(ctx, v, state, d)
+			v.keep(c, state, holds, nil)
+			return v.predict(ctx, c.cache, state, d)
 		}
 	}
 	if known, ok := v.plans[d.Key]; ok {
 		return known
 	}
-	p := c.predict(ctx, v, v.state, d)
+	p := v.predict(ctx, c.cache, v.state, d)
 	if errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded) {
 		return p
 	}
@@ -259,8 +252,8 @@ func (c *cluster) plan(ctx context.Context, v *view, q query) plan {
 	return p
 }
 
-func (c *cluster) predict(ctx context.Context, v *view, state *packing.State, d pools.Demand) plan {
-	requests, err := c.cache.Requests(ctx, v.node, d)
+func (v *view) predict(ctx context.Context, cache *pools.Cache, state *packing.State, d pools.Demand) plan {
+	requests, err := cache.Requests(ctx, v.node, d)
 	if err != nil {
 		return plan{err: err}
 	}

@@ -16,19 +16,27 @@ import (
 	"k8s.io/kube-scheduler/framework"
 )
 
-// SnapshotSharedLister has the nodes of the bed.
-func (b *bed) SnapshotSharedLister() framework.SharedLister { return fakeSnapshot{bed: b} }
+// fakeHandle is what evictions need of a scheduler.
+type fakeHandle struct {
+	framework.Handle
+	snapshot func() []framework.NodeInfo
+}
+
+func (f fakeHandle) ProfileName() string { return "cleave-scheduler" }
+func (f fakeHandle) SnapshotSharedLister() framework.SharedLister {
+	return fakeSnapshot{nodes: f.snapshot()}
+}
 
 type fakeSnapshot struct {
 	framework.SharedLister
 	framework.NodeInfoLister
-	bed *bed
+	nodes []framework.NodeInfo
 }
 
 func (f fakeSnapshot) NodeInfos() framework.NodeInfoLister { return f }
 
 func (f fakeSnapshot) Get(name string) (framework.NodeInfo, error) {
-	for _, n := range f.bed.nodes {
+	for _, n := range f.nodes {
 		if n.Node().Name == name {
 			return n, nil
 		}
@@ -36,8 +44,11 @@ func (f fakeSnapshot) Get(name string) (framework.NodeInfo, error) {
 	return nil, fmt.Errorf("node %s: %w", name, framework.ErrNotFound)
 }
 
+// evictionBed is a bed whose pods run.
+type evictionBed struct{ *bed }
+
 // run puts a pod with a device of a class on a node.
-func (b *bed) run(node, name, class string, priority int32, change ...func(*corev1.Pod)) *corev1.Pod {
+func (b evictionBed) run(node, name, class string, priority int32, change ...func(*corev1.Pod)) *corev1.Pod {
 	b.t.Helper()
 	pod := b.pod(name, class)
 	pod.Spec.Priority, pod.Spec.NodeName, pod.Status.StartTime = &priority, node, &metav1.Time{Time: time.Now().Add(-time.Hour)}
@@ -53,7 +64,7 @@ func (b *bed) run(node, name, class string, priority int32, change ...func(*core
 }
 
 // host notes that a pod runs on a node.
-func (b *bed) host(node string, pod *corev1.Pod) {
+func (b evictionBed) host(node string, pod *corev1.Pod) {
 	b.t.Helper()
 	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod); err != nil {
 		b.t.Fatal(err)
@@ -67,7 +78,7 @@ func (b *bed) host(node string, pod *corev1.Pod) {
 }
 
 // urgent is the decision of a pod of priority 1000, as text.
-func (b *bed) urgent(name, class string) string {
+func (b evictionBed) urgent(name, class string) string {
 	b.t.Helper()
 	pod := b.pod(name, class)
 	pod.Spec.Priority = new(int32(1000))
@@ -76,11 +87,11 @@ func (b *bed) urgent(name, class string) string {
 	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims)
 }
 
-func preemptingBed(t testing.TB, rules *Rules) *bed {
+func preemptingBed(t testing.TB, rules *Rules) evictionBed {
 	t.Helper()
 	b := newBed(t, `{"candidates": 1}`)
 	b.plugin.shared.Preempts(b.ProfileName(), rules)
-	return b
+	return evictionBed{b}
 }
 
 // TestEvictions_Choice: budgets count more than priorities, those more than what is lost, and that more than how many pods go.
@@ -129,29 +140,29 @@ func TestEvictions_Consumers(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		change func(b *bed, claim *resourceapi.ResourceClaim)
+		change func(b evictionBed, claim *resourceapi.ResourceClaim)
 		pod    []func(*corev1.Pod)
 		want   string
 	}{
 		{"its pod", nil, nil, "n1 evict map[n1:[low]]"},
-		{"two pods", func(b *bed, c *resourceapi.ResourceClaim) {
+		{"two pods", func(b evictionBed, c *resourceapi.ResourceClaim) {
 			other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default", UID: "other"}}
 			b.host("n1", other)
 			c.Status.ReservedFor = append(c.Status.ReservedFor, pod("other", "other"))
 		}, nil, "n1 evict map[n1:[low other]]"},
-		{"one is more important", func(b *bed, c *resourceapi.ResourceClaim) {
+		{"one is more important", func(b evictionBed, c *resourceapi.ResourceClaim) {
 			other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default", UID: "other"}}
 			other.Spec.Priority = new(int32(2000))
 			b.host("n1", other)
 			c.Status.ReservedFor = append(c.Status.ReservedFor, pod("other", "other"))
 		}, nil, "UnschedulableAndUnresolvable full map[]"},
-		{"a consumer that is no pod", func(_ *bed, c *resourceapi.ResourceClaim) {
+		{"a consumer that is no pod", func(_ evictionBed, c *resourceapi.ResourceClaim) {
 			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
 				APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "group"})
 		}, nil, "UnschedulableAndUnresolvable full map[]"},
-		{"nobody uses it", func(_ *bed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil,
+		{"nobody uses it", func(_ evictionBed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil,
 			"UnschedulableAndUnresolvable full map[]"},
-		{"its pod is gone", func(_ *bed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].UID = "gone" }, nil, "n1 evict map[n1:[]]"},
+		{"its pod is gone", func(_ evictionBed, c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].UID = "gone" }, nil, "n1 evict map[n1:[]]"},
 		{"its pod ends", nil, []func(*corev1.Pod){ends(time.Minute)}, "n1 evict map[n1:[]]"},
 		{"its pod should have ended", nil, []func(*corev1.Pod){ends(-2 * time.Minute)}, "UnschedulableAndUnresolvable full map[]"},
 		{"a more important pod ends", nil, []func(*corev1.Pod){ends(time.Minute), func(p *corev1.Pod) { p.Spec.Priority = new(int32(2000)) }},

@@ -34,7 +34,7 @@ const driver = "gpu.cleave.dev"
 
 // bed is the plugin in a cluster of fakes.
 type bed struct {
-	framework.Handle
+	fakeHandle
 	t         testing.TB
 	now       time.Time
 	plugin    *Plugin
@@ -59,6 +59,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 		t: t, client: client, informers: newInformers(client), recorder: events.NewFakeRecorder(10),
 		claims: map[string]*resourceapi.ResourceClaim{}, pending: map[types.UID]*resourceapi.AllocationResult{},
 	}
+	b.snapshot = func() []framework.NodeInfo { return b.nodes }
 	p, err := new(Shared).New(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,6 @@ func newInformers(client kubernetes.Interface) informers.SharedInformerFactory {
 }
 
 func (b *bed) SharedInformerFactory() informers.SharedInformerFactory { return b.informers }
-func (b *bed) ProfileName() string                                    { return "cleave-scheduler" }
 func (b *bed) ClientSet() kubernetes.Interface                        { return b.client }
 func (b *bed) SharedDRAManager() framework.SharedDRAManager           { return fakeDRA{b} }
 func (b *bed) EventRecorder() events.EventRecorderLogger              { return b.recorder }

@@ -4,8 +4,10 @@ package gpupacking
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +50,19 @@ func holderOf(pod *corev1.Pod) holder {
 	return holder{pod.UID, schedulinghelpers.PodPriority(pod)}
 }
 
+// holds are those of pods, by UID. They have the mutex of the cluster that they are of.
+type holds struct {
+	mutex *sync.Mutex
+	of    map[types.UID]*hold
+	// count is how many there were.
+	count int
+	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
+	binding map[types.UID]bool
+	pods    cache.Indexer
+	// wakers are told of nodes where a hold has ended.
+	wakers []func(node string)
+}
+
 // Hold keeps devices of a node for a pod until it is bound, deleted or nominated for another node: those that it is to get, and those
 // of the claims of the pods that are evicted for it.
 func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []*resourceapi.ResourceClaim) {
@@ -57,22 +72,22 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if !c.pends(pod) {
+	if !c.holds.pends(pod) {
 		return // its last event was before this call
 	}
 	freed := map[types.UID][]Result{}
-	if h := c.holds[pod.UID]; h != nil && h.node == node {
+	if h := c.holds.of[pod.UID]; h != nil && h.node == node {
 		freed = h.freed
 	}
 	for _, claim := range victims {
 		freed[claim.UID] = results(claim)
 	}
-	c.hold(pod, node, devices, true, freed)
+	c.holds.add(pod, node, devices, true, freed)
 }
 
 // pends reports whether a pod waits for a node, as far as the informer knows.
-func (c *cluster) pends(pod *corev1.Pod) bool {
-	object, ok, err := c.pods.GetByKey(cache.MetaObjectToName(pod).String())
+func (h *holds) pends(pod *corev1.Pod) bool {
+	object, ok, err := h.pods.GetByKey(cache.MetaObjectToName(pod).String())
 	known, isPod := object.(*corev1.Pod)
 	return err == nil && ok && isPod && known.UID == pod.UID && known.Spec.NodeName == "" && known.DeletionTimestamp == nil
 }
@@ -82,7 +97,7 @@ func (s *Shared) HeldNode(pod *corev1.Pod) string {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
 		defer c.mutex.Unlock()
-		if h := c.holds[pod.UID]; h != nil {
+		if h := c.holds.of[pod.UID]; h != nil {
 			return h.node
 		}
 	}
@@ -93,43 +108,43 @@ func (s *Shared) HeldNode(pod *corev1.Pod) string {
 func (s *Shared) Drop(pod types.UID) {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
-		node := c.unhold(pod)
+		node := c.holds.end(pod)
 		c.mutex.Unlock()
-		c.tell(node)
+		c.holds.tell(node)
 	}
 }
 
 // tell says that a node may have room for others, as a hold has ended there. It must not be called with the mutex: it leads to the
 // scheduler's queue, which calls with its own lock.
-func (c *cluster) tell(node string) {
+func (h *holds) tell(node string) {
 	if node == "" {
 		return
 	}
-	for _, wake := range c.wakers {
+	for _, wake := range h.wakers {
 		wake(node)
 	}
 }
 
-func (c *cluster) hold(pod *corev1.Pod, node string, devices []Result, known bool, freed map[types.UID][]Result) {
-	c.unhold(pod.UID)
-	c.held++
-	c.holds[pod.UID] = &hold{pod: pod, node: node, devices: devices, known: known, freed: freed, since: c.held}
+func (h *holds) add(pod *corev1.Pod, node string, devices []Result, known bool, freed map[types.UID][]Result) {
+	h.end(pod.UID)
+	h.count++
+	h.of[pod.UID] = &hold{pod: pod, node: node, devices: devices, known: known, freed: freed, since: h.count}
 }
 
-// unhold ends the hold of a pod, and returns its node if there was one.
-func (c *cluster) unhold(pod types.UID) (node string) {
-	if h := c.holds[pod]; h != nil {
-		node = h.node
+// end ends the hold of a pod, and returns its node if there was one.
+func (h *holds) end(pod types.UID) (node string) {
+	if known := h.of[pod]; known != nil {
+		node = known.node
 	}
-	delete(c.holds, pod)
+	delete(h.of, pod)
 	return node
 }
 
-// holdOf reports whether devices are held for a pod.
-func (c *cluster) holdOf(pod types.UID) bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return c.holds[pod] != nil
+// has reports whether devices are held for a pod.
+func (h *holds) has(pod types.UID) bool {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.of[pod] != nil
 }
 
 // Nominated is a pod that is nominated for a node. What devices are to be kept for it is not known.
@@ -150,8 +165,8 @@ func (s *Shared) Unknown(now time.Time) []Nominated {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var found []Nominated
-	for _, uid := range slices.Sorted(maps.Keys(c.holds)) {
-		if h := c.holds[uid]; !h.known && now.Sub(h.tried) >= retryUnknown {
+	for _, uid := range slices.Sorted(maps.Keys(c.holds.of)) {
+		if h := c.holds.of[uid]; !h.known && now.Sub(h.tried) >= retryUnknown {
 			h.tried = now
 			found = append(found, Nominated{h.pod, h.node})
 		}
@@ -161,12 +176,12 @@ func (s *Shared) Unknown(now time.Time) []Nominated {
 
 // podChanged follows nominations, and returns the node of a hold that has ended. A pod that this scheduler has nominated is without that at
 // the API server for a moment, and events of its last nomination may come late: only those of the hold's own node end it.
-func (c *cluster) podChanged(before, after *corev1.Pod) (node string) {
+func (h *holds) podChanged(before, after *corev1.Pod) (node string) {
 	if after == nil || after.Spec.NodeName != "" || after.DeletionTimestamp != nil {
 		for _, pod := range []*corev1.Pod{before, after} {
 			if pod != nil {
-				delete(c.binding, pod.UID)
-				node = cmp.Or(node, c.unhold(pod.UID))
+				delete(h.binding, pod.UID)
+				node = cmp.Or(node, h.end(pod.UID))
 			}
 		}
 		return node
@@ -175,21 +190,21 @@ func (c *cluster) podChanged(before, after *corev1.Pod) (node string) {
 	if before != nil {
 		was = before.Status.NominatedNodeName
 	}
-	h := c.holds[after.UID]
+	known := h.of[after.UID]
 	switch {
-	case was == is, h != nil && h.known && h.node != was, c.binding[after.UID]:
+	case was == is, known != nil && known.known && known.node != was, h.binding[after.UID]:
 		return ""
 	case is == "":
-		return c.unhold(after.UID)
-	case h == nil || h.node != is:
-		node = c.unhold(after.UID)
-		c.hold(after, is, nil, false, nil)
+		return h.end(after.UID)
+	case known == nil || known.node != is:
+		node = h.end(after.UID)
+		h.add(after, is, nil, false, nil)
 	}
 	return node
 }
 
-// watchPods follows nominations.
-func (c *cluster) watchPods(pods cache.SharedIndexInformer) error {
+// watch follows nominations.
+func (h *holds) watch(pods cache.SharedIndexInformer) (cache.DoneChecker, error) {
 	pod := func(object any) *corev1.Pod {
 		if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 			object = last.Obj
@@ -198,30 +213,29 @@ func (c *cluster) watchPods(pods cache.SharedIndexInformer) error {
 		return p
 	}
 	changed := func(before, after *corev1.Pod) {
-		c.mutex.Lock()
-		node := c.podChanged(before, after)
-		c.mutex.Unlock()
-		c.tell(node)
+		h.mutex.Lock()
+		node := h.podChanged(before, after)
+		h.mutex.Unlock()
+		h.tell(node)
 	}
-	c.pods = pods.GetIndexer()
+	h.pods = pods.GetIndexer()
 	registered, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { changed(nil, pod(o)) },
 		UpdateFunc: func(a, b any) { changed(pod(a), pod(b)) },
 		DeleteFunc: func(o any) { changed(pod(o), nil) },
 	})
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("watch pods: %w", err)
 	}
-	c.synced = append(c.synced, registered.HasSyncedChecker())
-	return nil
+	return registered.HasSyncedChecker(), nil
 }
 
-// holdsOn are the holds of a node that count for a holder, those of the highest priority first.
-func (c *cluster) holdsOn(node string, who holder) []*hold {
+// on are the holds of a node that count for a holder, those of the highest priority first.
+func (h *holds) on(node string, who holder) []*hold {
 	var found []*hold
-	for uid, h := range c.holds {
-		if h.node == node && uid != who.uid && schedulinghelpers.PodPriority(h.pod) >= who.priority {
-			found = append(found, h)
+	for uid, one := range h.of {
+		if one.node == node && uid != who.uid && schedulinghelpers.PodPriority(one.pod) >= who.priority {
+			found = append(found, one)
 		}
 	}
 	slices.SortFunc(found, func(a, b *hold) int {
@@ -231,7 +245,7 @@ func (c *cluster) holdsOn(node string, who holder) []*hold {
 }
 
 // keep adds what is held of a view to a state in which some claims are released, and returns it.
-func (c *cluster) keep(v *view, state *packing.State, holds []*hold, released map[types.UID]bool) (kept []Result) {
+func (v *view) keep(c *cluster, state *packing.State, holds []*hold, released map[types.UID]bool) (kept []Result) {
 	ofView := func(all []Result) []Result {
 		return slices.DeleteFunc(slices.Clone(all), func(r Result) bool {
 			_, ok := v.node.Device(r.Pool, r.Device)
@@ -267,7 +281,7 @@ func (s *Shared) Held(pod *corev1.Pod, nodes sets.Set[string]) (kept []Result) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	on := map[string]bool{}
-	for _, h := range c.holds {
+	for _, h := range c.holds.of {
 		if nodes == nil || nodes.Has(h.node) {
 			on[h.node] = true
 		}
@@ -280,20 +294,20 @@ func (s *Shared) Held(pod *corev1.Pod, nodes sets.Set[string]) (kept []Result) {
 
 // keptOn is what is held on a node if some claims are released.
 func (c *cluster) keptOn(node string, who holder, released map[types.UID]bool) (kept []Result) {
-	holds := c.holdsOn(node, who)
+	holds := c.holds.on(node, who)
 	if len(holds) == 0 {
 		return nil
 	}
 	for _, v := range c.views[node] {
-		if state := c.without(v, released); state != nil {
-			kept = append(kept, c.keep(v, state, holds, released)...)
+		if state := v.without(c, released); state != nil {
+			kept = append(kept, v.keep(c, state, holds, released)...)
 		}
 	}
 	return kept
 }
 
 // without is the state of a view after the release of some claims; nil where it has no devices.
-func (c *cluster) without(v *view, released map[types.UID]bool) *packing.State {
+func (v *view) without(c *cluster, released map[types.UID]bool) *packing.State {
 	c.refresh(v)
 	if v.node == nil {
 		return nil
@@ -308,16 +322,23 @@ func (c *cluster) without(v *view, released map[types.UID]bool) *packing.State {
 }
 
 // bind ends the hold of a pod that has its devices now. It reports whether there was one.
-func (c *cluster) bind(pod types.UID) bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.binding[pod] = true
-	return c.unhold(pod) != ""
+func (h *holds) bind(pod types.UID) bool {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.binding[pod] = true
+	return h.end(pod) != ""
 }
 
 // unbind undoes bind, but for the hold: the scheduler takes the nomination away, too.
-func (c *cluster) unbind(pod types.UID) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	delete(c.binding, pod)
+func (h *holds) unbind(pod types.UID) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	delete(h.binding, pod)
+}
+
+// addWaker adds a function that is told of nodes where a hold has ended.
+func (h *holds) addWaker(wake func(node string)) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.wakers = append(h.wakers, wake)
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // fits reports whether a pod of a priority would be narrowed to a node with room.
-func (b *bed) fits(name, class string, priority int32) bool {
+func (b evictionBed) fits(name, class string, priority int32) bool {
 	b.t.Helper()
 	pod := b.pod(name, class)
 	pod.Spec.Priority = &priority
@@ -90,7 +90,7 @@ func TestHold_Kept(t *testing.T) {
 }
 
 // wholeOf is the device that is the whole GPU of node n1.
-func wholeOf(b *bed) string {
+func wholeOf(b evictionBed) string {
 	b.t.Helper()
 	v := b.plugin.cluster.views["n1"][0]
 	b.plugin.cluster.refresh(v)
@@ -139,7 +139,7 @@ func TestHold_Followed(t *testing.T) {
 				shared.Hold(pod("", ""), c.held, nil, nil)
 			}
 			b.plugin.cluster.mutex.Lock()
-			ended := b.plugin.cluster.podChanged(c.before, c.after)
+			ended := b.plugin.cluster.holds.podChanged(c.before, c.after)
 			b.plugin.cluster.mutex.Unlock()
 			if diff := cmp.Diff(c.ended, ended); diff != "" {
 				t.Errorf("ended on (-want +got):\n%s", diff)
@@ -169,7 +169,7 @@ func TestHold_Gone(t *testing.T) {
 	b.host("", ending)
 	b.host("", bound)
 	for _, pod := range []*corev1.Pod{gone, ending, bound} {
-		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.cluster.holdOf(pod.UID) {
+		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.cluster.holds.has(pod.UID) {
 			t.Errorf("something is held for pod %s", pod.Name)
 		}
 	}

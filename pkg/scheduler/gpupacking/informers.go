@@ -33,8 +33,9 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
-		holds: map[types.UID]*hold{}, binding: map[types.UID]bool{}, ahead: make(chan struct{}), tie: tieOf,
+		ahead: make(chan struct{}), tie: tieOf,
 	}
+	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
 	if err := c.watch(published, c.slices.follow); err != nil {
@@ -43,9 +44,11 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	if err := c.watch(claims, c.claims.follow); err != nil {
 		return nil, err
 	}
-	if err := c.watchPods(all.Core().V1().Pods().Informer()); err != nil {
+	followed, err := c.holds.watch(all.Core().V1().Pods().Informer())
+	if err != nil {
 		return nil, err
 	}
+	c.synced = append(c.synced, followed)
 	if !servesRules(ctx, api) {
 		c.rules = newMirror(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), c.ruleChanged)
 		return c, nil
@@ -70,13 +73,6 @@ func servesRules(ctx context.Context, api discovery.DiscoveryInterface) bool {
 		}
 	}
 	return false
-}
-
-// addWaker adds a function that is told of nodes where a hold has ended.
-func (c *cluster) addWaker(wake func(node string)) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.wakers = append(c.wakers, wake)
 }
 
 // watch lets a mirror follow an informer.

@@ -5,43 +5,14 @@ package gpupacking
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
-
-// stuckAfter is for how long after its grace period a pod that ends is expected to be gone. One that is there still may hang for ever,
-// and its devices with it: nobody waits for those.
-const stuckAfter = time.Minute
-
-// Leaves reports whether a pod ends by itself.
-func Leaves(pod *corev1.Pod, now time.Time) bool {
-	return pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Add(stuckAfter))
-}
-
-// StuckAt is when a pod that ends is not expected to be gone soon any longer.
-func StuckAt(pod *corev1.Pod) time.Time { return pod.DeletionTimestamp.Add(stuckAfter) }
-
-// consumers are the pods of a claim that has devices, by name and UID; not ok where others than pods use it, or nobody does. Where no
-// pod has reserved it, it is the pod that it was made for.
-func consumers(claim *resourceapi.ResourceClaim) (pods []resourceapi.ResourceClaimConsumerReference, ok bool) {
-	if len(claim.Status.ReservedFor) == 0 {
-		if owner := metav1.GetControllerOfNoCopy(claim); owner != nil && owner.Kind == "Pod" {
-			return []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: owner.Name, UID: owner.UID}}, true
-		}
-		return nil, false
-	}
-	for _, r := range claim.Status.ReservedFor {
-		if r.APIGroup != "" || r.Resource != "pods" {
-			return nil, false
-		}
-	}
-	return claim.Status.ReservedFor, true
-}
 
 // Gone reports whether a pod is not at the API server anymore.
 func Gone(pods corelisters.PodLister, namespace, name string, uid types.UID) bool {
@@ -68,7 +39,7 @@ func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name
 	var change Change
 	released := map[types.UID]bool{}
 	for _, claim := range c.claimsOn(node) {
-		pods, ok := consumers(claim)
+		pods, ok := pools.Consumers(claim)
 		stays := func(r resourceapi.ResourceClaimConsumerReference) bool { return !ends(claim.Namespace, r.Name, r.UID) }
 		if ok && !slices.ContainsFunc(pods, stays) {
 			change.Released = append(change.Released, claim)
@@ -83,7 +54,7 @@ func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name
 func (c *cluster) claimsOn(node string) (found []*resourceapi.ResourceClaim) {
 	seen := map[types.UID]bool{}
 	for _, v := range c.views[node] {
-		for _, claim := range c.claimsOf(v) {
+		for _, claim := range v.claims(c) {
 			if !seen[claim.UID] {
 				seen[claim.UID] = true
 				found = append(found, claim)
@@ -93,8 +64,8 @@ func (c *cluster) claimsOn(node string) (found []*resourceapi.ResourceClaim) {
 	return found
 }
 
-// claimsOf are the claims with devices of a view, in the order of their UIDs.
-func (c *cluster) claimsOf(v *view) (found []*resourceapi.ResourceClaim) {
+// claims are those with devices of a view, in the order of their UIDs.
+func (v *view) claims(c *cluster) (found []*resourceapi.ResourceClaim) {
 	seen := map[types.UID]bool{}
 	for _, published := range v.slices {
 		for uid := range c.users[poolKey{v.driver, published.Spec.Pool.Name}] {

@@ -110,7 +110,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
-	if p.cluster.bind(pod.UID) {
+	if p.cluster.holds.bind(pod.UID) {
 		state.Write(heldKey, heldBefore{})
 	}
 	d := read(state)
@@ -129,7 +129,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 
 // Unreserve undoes Reserve, whatever became of the claims meanwhile.
 func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
-	p.cluster.unbind(pod.UID)
+	p.cluster.holds.unbind(pod.UID)
 	for _, c := range readReserved(state) {
 		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})

@@ -71,7 +71,7 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()
-	p.cluster.addWaker(func(node string) { p.wake(node) })
+	p.cluster.holds.addWaker(func(node string) { p.wake(node) })
 	return p, nil
 }
 

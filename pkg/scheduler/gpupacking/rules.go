@@ -69,11 +69,3 @@ func startedAt(pod *corev1.Pod, now time.Time) time.Time {
 	}
 	return now
 }
-
-// startOf is when a pod started, or when it was created if it has not, to tell which of two has run longer.
-func startOf(pod *corev1.Pod) time.Time {
-	if pod.Status.StartTime != nil {
-		return pod.Status.StartTime.Time
-	}
-	return pod.CreationTimestamp.Time
-}

@@ -38,7 +38,7 @@ func (cs *causes) add(c Cause) {
 	}
 	have := (*cs)[at]
 	have.Devices += c.Devices
-	have.most = max(have.most, c.most)
+	have.most, have.least = max(have.most, c.most), min(have.least, c.least)
 	have.Claims = append(have.Claims, c.Claims...)
 	if t := have.Taint; t != nil && c.Taint.Since != nil && (t.Since == nil || c.Taint.Since.Before(*t.Since)) {
 		t.Since = c.Taint.Since
@@ -76,7 +76,8 @@ func (m *Mismatch) add(attributes []Values) {
 // rank orders causes of a node: what can pass by itself before what cannot.
 func (c *Cause) rank() int {
 	return slices.Index([]Kind{Count, Constraint, Together, Timeout, InUse, Counter, Share, DeviceTaint, Incomplete, Selector, TooSmall,
-		InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing}, c.Kind)
+		InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing,
+		NotLower, SharedClaim, StuckPod, UnusedClaim, ForeignClaim, ElsewhereClaim, NotEnough, EvictionUnknown}, c.Kind)
 }
 
 // finish orders the causes and writes their messages.

@@ -60,6 +60,12 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
 		e.Alternatives = s.alternatives(ctx)
+		if len(fixed) == 0 {
+			e.Eviction = s.eviction(ctx)
+		}
+	}
+	if e.Eviction != nil && e.Eviction.Node != "" && s.Running.BudgetsUnread != nil {
+		e.Notes = append(slices.Clip(e.Notes), fmt.Sprintf("PodDisruptionBudgets are not considered: %v", s.Running.BudgetsUnread))
 	}
 	return e, nil
 }

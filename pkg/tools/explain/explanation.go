@@ -37,7 +37,9 @@ type Explanation struct {
 	Groups []Group `json:"groups,omitempty"`
 	// Alternatives would fit now in place of the refused request.
 	Alternatives []Alternative `json:"alternatives,omitempty"`
-	Notes        []string      `json:"notes,omitempty"`
+	// Eviction is for a pod that fits no node.
+	Eviction *Eviction `json:"eviction,omitempty"`
+	Notes    []string  `json:"notes,omitempty"`
 }
 
 // Ask is a request of a claim, or one of its alternatives.
@@ -121,6 +123,27 @@ const (
 	Together Kind = "together"
 	// Timeout is a search that took too long.
 	Timeout Kind = "timeout"
+
+	// PreemptsNever is a pod for which nobody may be evicted.
+	PreemptsNever Kind = "preemptionPolicyNever"
+	// PodGroupMember is a pod that is scheduled with others, for which nobody is evicted.
+	PodGroupMember Kind = "podGroup"
+	// NotLower are pods whose priority is not below that of the pod.
+	NotLower Kind = "priorityNotLower"
+	// SharedClaim is a claim that pods of a lower priority share with one that may not be evicted.
+	SharedClaim Kind = "claimShared"
+	// UnusedClaim is a claim with devices that no pod uses.
+	UnusedClaim Kind = "claimUnused"
+	// ForeignClaim is a claim that other objects than pods use.
+	ForeignClaim Kind = "claimNotOfPods"
+	// ElsewhereClaim is a claim of a pod that is not on the node of its devices, or not yet.
+	ElsewhereClaim Kind = "claimOfPodElsewhere"
+	// StuckPod is a pod that should have ended.
+	StuckPod Kind = "podStuck"
+	// NotEnough are devices that do not suffice even if nobody has them.
+	NotEnough Kind = "devicesNotEnough"
+	// EvictionUnknown is a prediction that cannot be made.
+	EvictionUnknown Kind = "evictionUnknown"
 )
 
 // Cause is one thing that refuses a claim.
@@ -143,6 +166,7 @@ type Cause struct {
 	name       string // that Message is about: a class, an object, an error
 	kinds      string // of the node's devices
 	most, want int64
+	least      int64 // of priorities, of which most is the highest
 }
 
 // Mismatch is a selector that refuses devices.

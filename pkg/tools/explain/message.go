@@ -25,6 +25,8 @@ func (c *Cause) describe(nodes int) {
 		c.describeObject()
 	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
 		c.describeNode(nodes)
+	case PreemptsNever, PodGroupMember, NotLower, SharedClaim, UnusedClaim, ForeignClaim, ElsewhereClaim, StuckPod, NotEnough, EvictionUnknown:
+		c.describeEviction()
 	default:
 		c.describeDevices(nodes)
 	}

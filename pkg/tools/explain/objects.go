@@ -19,6 +19,8 @@ type Objects struct {
 	Claims  []*resourceapi.ResourceClaim
 	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
+	// Running are the pods; nil where nobody asks who could be evicted.
+	Running *Running
 }
 
 // Cluster answers questions. ResourceSlices are added one by one and kept small: attributes that no question needs are left out,
@@ -97,10 +99,7 @@ func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
 	}
-	by := Use{Claim: nameOf(claim), Ending: claim.DeletionTimestamp != nil}
-	for _, user := range claim.Status.ReservedFor {
-		by.Pods = append(by.Pods, user.Name)
-	}
+	by := useOf(claim)
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if r.AdminAccess != nil && *r.AdminAccess {
 			continue
@@ -126,4 +125,13 @@ func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
 			u.consumed[name] = sum
 		}
 	}
+}
+
+// useOf names a claim with its users.
+func useOf(claim *resourceapi.ResourceClaim) Use {
+	u := Use{Claim: nameOf(claim), Ending: claim.DeletionTimestamp != nil}
+	for _, user := range claim.Status.ReservedFor {
+		u.Pods = append(u.Pods, user.Name)
+	}
+	return u
 }

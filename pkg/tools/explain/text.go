@@ -53,6 +53,9 @@ func (e *Explanation) Print(w io.Writer) error {
 	for _, a := range e.Alternatives {
 		line("  %s", a)
 	}
+	if e.Eviction != nil {
+		e.Eviction.lines(line)
+	}
 	if len(e.Notes) > 0 {
 		line("")
 	}
