@@ -251,7 +251,7 @@ func (b priorityBed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, c
 func TestPreemption_Runtimes(t *testing.T) {
 	b := newPriorityBed(t, "n1")
 	b.start(bin("cleave-scheduler"), "--config="+b.config("{}", `  - name: DevicePreemption
-    args: {minRuntime: {low: 20s}, maxRuntime: {middle: 20s}}
+    args: {minRuntime: {low: 20s}, maxRuntime: {middle: 40s}}
 `))
 	b.addPods("middle", "gpu.cleave.dev", 7, priority("middle"), graceful)
 	b.addPods("low", "gpu.cleave.dev", 1, priority("low"), graceful)
