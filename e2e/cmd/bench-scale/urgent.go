@@ -169,11 +169,12 @@ func (b crowded) addPriorities(ctx context.Context) error {
 
 // fillNode leaves no room on a node.
 func (b crowded) fillNode(ctx context.Context, i int) error {
-	node, gpus, small := nodeName(i), b.published.whole(), b.published.smallest()
+	node, gpus := nodeName(i), b.published.whole()
 	taken := gpus[:backfillEach]
 	rest := gpus[backfillEach:]
 	if i%2 == 1 {
-		taken, rest = small[:backfillEach], gpus[1:]
+		taken = slices.DeleteFunc(b.published.smallest(), func(device string) bool { return gpuOf(device) != gpuOf(gpus[0]) })
+		rest = gpus[1:]
 	}
 	for n, device := range taken {
 		if err := b.addBackfill(ctx, fmt.Sprintf("backfill-%04d-%d", i, n), node, device); err != nil {
