@@ -36,8 +36,8 @@ type crowded struct{ *bench }
 // urgentKinds are those of urgent pods.
 var urgentKinds = []string{"1g.10gb", "whole"}
 
-// measure measures how fast pods that find no room in a full cluster are nominated for a node, and what that costs others. Half of the nodes
-// have seven whole GPUs of pods that may be evicted, half seven partitions of one GPU; the other GPUs have claims without pods, which
+// measure measures how fast pods that find no room in a full cluster are nominated for a node, and what that costs others. Half of the
+// nodes have seven whole GPUs of pods that may be evicted, half seven partitions of one GPU; the other GPUs have claims without pods, which
 // nobody may take. A tenth of the nodes has nothing but ordinary pods, by a taint that only those tolerate.
 func (b crowded) measure(ctx context.Context, r *report) error {
 	if err := b.addPriorities(ctx); err != nil {

@@ -116,7 +116,8 @@ func (s *State) Rooms() []Room {
 func (s *State) room(match Bits) int {
 	var taken []Use
 	for i := match.next(0); i >= 0; i = match.next(i + 1) {
-		for !s.tainted.Has(i) && s.admits(Use{Device: i}) && (len(taken) == 0 || taken[len(taken)-1].Device != i || limited(&s.model.Devices[i])) {
+		for !s.tainted.Has(i) && s.admits(Use{Device: i}) &&
+			(len(taken) == 0 || taken[len(taken)-1].Device != i || limited(&s.model.Devices[i])) {
 			s.change(Use{Device: i}, 1)
 			taken = append(taken, Use{Device: i})
 		}

@@ -120,15 +120,15 @@ type waiter struct {
 }
 
 // wake tries pods that wait, and may fit on a node. No event of the API server says that a hold has ended there.
-func (p *Plugin) wake(node string) {
+func (p *Plugin) wake(ctx context.Context, node string) {
 	pods := map[string]*corev1.Pod{}
 	for _, w := range p.waiting.all() {
-		if p.cluster.mayFit(context.Background(), w.query, node) {
+		if p.cluster.mayFit(ctx, w.query, node) {
 			pods[w.pod.Namespace+"/"+w.pod.Name] = w.pod
 		}
 	}
 	if len(pods) > 0 {
-		p.handle.Activate(p.logger, pods)
+		p.handle.Activate(klog.FromContext(ctx), pods)
 	}
 }
 

@@ -194,8 +194,8 @@ func (e *evictor) from(here map[types.UID]*corev1.Pod) *pools.Evicting {
 	}
 }
 
-// evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first. Where nodes have room on their
-// GPUs and lack only CPU, memory or pod slots, those count where somebody has to go for devices.
+// evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first. Where nodes have room on
+// their GPUs and lack only CPU, memory or pod slots, those count where somebody has to go for devices.
 func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.NodeInfoLister, among eligible, q query,
 	onlyVictims bool) []eviction {
 	var found []eviction

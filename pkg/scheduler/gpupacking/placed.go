@@ -138,9 +138,9 @@ func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *c
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, node string) {
+func (p *Plugin) PostBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node string) {
 	if _, err := state.Read(heldKey); err == nil {
-		p.wake(node)
+		p.wake(ctx, node)
 	}
 	for _, c := range readReserved(state) {
 		if c.uid == "" {

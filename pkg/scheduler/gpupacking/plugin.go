@@ -29,7 +29,6 @@ const Name = "GPUPacking"
 // Plugin is GPUPacking.
 type Plugin struct {
 	shared  *Shared
-	logger  klog.Logger // for what no call has a context for
 	handle  framework.Handle
 	dra     framework.SharedDRAManager
 	args    Args
@@ -65,13 +64,13 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 	if handle.SharedDRAManager() == nil {
 		return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
 	}
-	p := &Plugin{shared: s, logger: klog.FromContext(ctx), handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
+	p := &Plugin{shared: s, handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
 		asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
 	if p.cluster, err = s.clusterOf(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()
-	p.cluster.holds.addWaker(func(node string) { p.wake(node) })
+	p.cluster.holds.addWaker(func(node string) { p.wake(ctx, node) })
 	return p, nil
 }
 
