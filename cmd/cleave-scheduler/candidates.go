@@ -204,7 +204,8 @@ func (p *candidatePlugin) RemovePod(_ context.Context, state framework.CycleStat
 
 // Filter is that of DynamicResources. In a dry run, claims whose pods are all removed count as free. A node without free devices is one
 // where preemption may help: DynamicResources says that it is not (statusUnschedulable, kubernetes 1.37.2).
-func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node framework.NodeInfo) *framework.Status {
+func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	node framework.NodeInfo) *framework.Status {
 	r := removedIn(state)
 	if r == nil {
 		status := p.DynamicResources.Filter(ctx, state, pod, node)

@@ -152,8 +152,8 @@ type room struct {
 }
 
 // waits reports whether a pod has room on a node once the claims of pods that are gone are deallocated, which takes a moment: on the node
-// that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the event
-// queues it again.
+// that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the
+// event queues it again.
 func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
 	names := []string{a.shared.HeldNode(pod)}
 	for _, name := range gpupacking.Vacated(a.state) {

@@ -32,8 +32,8 @@ type tracker struct {
 	reserved []gpupacking.Result
 }
 
-// reset makes the allocations those of the scheduler again. Where the tracker is not for dry runs, others than the owner read claims of it at
-// any time.
+// reset makes the allocations those of the scheduler again. Where the tracker is not for dry runs, others than the owner read claims of
+// it at any time.
 func (t *tracker) reset() {
 	t.kept = nil
 	if t.dry {

@@ -67,7 +67,8 @@ func (w *whatIf) filter(ctx context.Context, pod *corev1.Pod, node framework.Nod
 }
 
 // allocate is what the allocator would give a pod on a node after a change.
-func (w *whatIf) allocate(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c gpupacking.Change) ([]gpupacking.Result, *framework.Status) {
+func (w *whatIf) allocate(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo,
+	c gpupacking.Change) ([]gpupacking.Result, *framework.Status) {
 	state, status := w.run(ctx, pod, node, c)
 	if state == nil || !status.IsSuccess() {
 		return nil, status
@@ -82,7 +83,8 @@ func (w *whatIf) allocate(ctx context.Context, pod *corev1.Pod, node framework.N
 }
 
 // run filters; the state is nil where the pod has no claims.
-func (w *whatIf) run(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo, c gpupacking.Change) (framework.CycleState, *framework.Status) {
+func (w *whatIf) run(ctx context.Context, pod *corev1.Pod, node framework.NodeInfo,
+	c gpupacking.Change) (framework.CycleState, *framework.Status) {
 	state := scheduler.NewCycleState()
 	if status := w.prepare(ctx, state, pod, node, c); status.IsSkip() {
 		return nil, nil
