@@ -80,6 +80,7 @@ func (b *bed) values() string {
 scheduler:
   enabled: %t
   replicas: 1
+  assignPods: false # the cluster's own schedules while the node of this one is lost
   env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]
 `, b.hasScheduler(), host, port)
 }
