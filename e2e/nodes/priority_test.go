@@ -63,7 +63,13 @@ func prioritized(t *testing.T, ctx context.Context) {
 		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, queue, metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}))
 	}
 	backfillRuns(t, ctx, gpus)
-	noComplaints(t, ctx)
+	for _, prefix := range []string{"backfill", "batch", "interactive"} { // others are of steps before
+		complaints, err := env.client.Complaints(ctx, demo, prefix)
+		must(t, err)
+		for _, c := range complaints {
+			t.Error(c.Text)
+		}
+	}
 	must(t, env.kube.AppsV1().Deployments(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	nothingAllocated(t, ctx)
 }
