@@ -251,7 +251,7 @@ reference: ## write docs/reference.md from the code
 
 .PHONY: packing-pictures
 packing-pictures: build ## draw the pictures of docs/simulate.md
-	for w in inference training mixed; do $(BIN)/cleave simulate --nodes 50 --node-model hgx-h100 --seed 1 -o svg \
+	for w in inference training mixed queues; do $(BIN)/cleave simulate --nodes 50 --node-model hgx-h100 --seed 1 -o svg \
 		--workload deployments/examples/workloads/$$w.yaml > docs/images/packing-$$w.svg; done
 
 .PHONY: proto

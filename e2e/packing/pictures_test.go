@@ -24,11 +24,11 @@ func TestPictures_UpToDate(t *testing.T) {
 	pool := simulation.Pool{
 		Model: "hgx-h100", Nodes: 50, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), Driver: v1alpha1.Group, Classes: classes,
 	}
-	for _, name := range []string{"inference", "training", "mixed"} {
+	for _, name := range []string{"inference", "training", "mixed", "queues"} {
 		data := readFile(t, examplesDir+"/workloads/"+name+".yaml")
 		w, err := simulation.Decode(data)
 		must(t, err)
-		report, err := simulation.Run(t.Context(), pool, w, simulation.Strategies(), 1)
+		report, err := simulation.Run(t.Context(), pool, w, w.Strategies(), 1)
 		must(t, err)
 		var got bytes.Buffer
 		must(t, report.SVG(&got, name))

@@ -64,7 +64,8 @@ func newSimulate() *cobra.Command {
 	flags.IntVar(&f.nodes, "nodes", 1, "number of nodes")
 	flags.StringVar(&f.Model, "node-model", "hgx-h100", "model of the nodes")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of random times; the same seed gives the same result")
-	flags.StringSliceVar(&f.strategies, "strategies", simulation.Strategies(), "strategies to compare")
+	flags.StringSliceVar(&f.strategies, "strategies", nil, "strategies to compare: "+strings.Join(simulation.Strategies(), ", ")+
+		"; empty for those that suit the workload")
 	f.Policy.Add(flags)
 	flags.BoolVar(&f.WithoutMPS, "without-mps", false, "assume that no cleave-node mps-supervisor runs on the nodes")
 	flags.StringVarP(&f.format, "output", "o", "table", "table, svg or json")
@@ -83,9 +84,6 @@ func (f *simulateFlags) check() error {
 	}
 	if f.nodes < 1 || f.nodes > simulation.MaxNodes {
 		errs = append(errs, fmt.Errorf("--nodes %d is not in 1 to %d", f.nodes, simulation.MaxNodes))
-	}
-	if len(f.strategies) == 0 {
-		errs = append(errs, errors.New("--strategies is empty"))
 	}
 	for i, s := range f.strategies {
 		if !slices.Contains(simulation.Strategies(), s) || slices.Contains(f.strategies[:i], s) {
@@ -116,7 +114,11 @@ func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {
 		return nil, err
 	}
 	pool := simulation.Pool{Model: f.Model, Nodes: f.nodes, Node: node, Driver: f.DriverName, Classes: classes}
-	return simulation.Run(ctx, pool, workload, f.strategies, f.seed)
+	strategies := f.strategies
+	if len(strategies) == 0 {
+		strategies = workload.Strategies()
+	}
+	return simulation.Run(ctx, pool, workload, strategies, f.seed)
 }
 
 func readWorkload(path string) (*simulation.Workload, error) {

@@ -14,16 +14,29 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
-// Default is the strategy of kube-scheduler's default configuration.
-const Default = "default"
+const (
+	// Default is the strategy of kube-scheduler's default configuration.
+	Default = "default"
+	// Preempt is pack, with pods of a lower priority evicted for devices.
+	Preempt = "preempt"
+)
 
-// Strategies are those that can be simulated: the default scheduler's, and those of cleave-scheduler.
+// Strategies are those that can be simulated: the default scheduler's, and those of cleave-scheduler. Preempt is for workloads whose pods
+// have priorities.
 func Strategies() []string {
 	names := []string{Default}
 	for _, s := range packing.Strategies() {
 		names = append(names, string(s))
 	}
-	return names
+	return append(names, Preempt)
+}
+
+// Strategies are those that suit a workload: with priorities eviction in place of spread.
+func (w *Workload) Strategies() []string {
+	if w.queued() {
+		return []string{Default, string(packing.Pack), Preempt}
+	}
+	return []string{Default, string(packing.Pack), string(packing.Spread)}
 }
 
 // chooser places pods on nodes by a strategy.
@@ -68,7 +81,11 @@ func (c *chooser) order(request int) ([]int, error) {
 	if c.strategy == Default {
 		return c.leastAllocated(request)
 	}
-	strategy, err := packing.ParseStrategy(cmp.Or(string(c.requests[request].pods.Placement), c.strategy))
+	own := c.strategy
+	if own == Preempt {
+		own = string(packing.Pack)
+	}
+	strategy, err := packing.ParseStrategy(cmp.Or(string(c.requests[request].pods.Placement), own))
 	if err != nil {
 		return nil, fmt.Errorf("choose a node: %w", err)
 	}

@@ -50,6 +50,15 @@ type KindResult struct {
 	Requests int    `json:"requests"`
 	Rejected int    `json:"rejected"`
 	GivenUp  int    `json:"givenUp"`
+	// Evicted counts evictions of its pods, and Waited is how long they waited for a place, where pods have priorities.
+	Evicted int     `json:"evicted,omitempty"`
+	Waited  *Waited `json:"waited,omitempty"`
+}
+
+// Waited is how long pods waited for a place: half of them, and 95 of 100, for no longer than these times.
+type Waited struct {
+	Half time.Duration `json:"p50"`
+	Most time.Duration `json:"p95"`
 }
 
 // Sample is the pool at a time.
@@ -79,6 +88,9 @@ type Report struct {
 func Run(ctx context.Context, pool Pool, w *Workload, strategies []string, seed uint64) (*Report, error) {
 	if pool.Nodes < 1 || pool.Nodes > MaxNodes {
 		return nil, fmt.Errorf("simulate %d nodes: there may be 1 to %d", pool.Nodes, MaxNodes)
+	}
+	if !w.queued() && slices.Contains(strategies, Preempt) {
+		return nil, fmt.Errorf("simulate strategy %s: no pods of the workload have a priority", Preempt)
 	}
 	p, err := newPlan(ctx, pool, w)
 	if err != nil {
@@ -111,6 +123,9 @@ type replay struct {
 	chooser
 	result  Result
 	running []*leaving // by the time they leave
+	// queue has the pods that wait, and evicts is whether others make room for more important ones; nil where pods are rejected.
+	queue  *queue
+	evicts bool
 	// since the last sample
 	slices, rejected float64
 	counted          int // samples
@@ -120,6 +135,9 @@ type replay struct {
 type leaving struct {
 	*placement
 	until time.Duration
+	// pod is what runs, since a time, where there is a queue.
+	pod   waiting
+	since time.Duration
 }
 
 func (p *plan) replay(ctx context.Context, w *Workload, trace []arrival, strategy string, seed uint64) (Result, error) {
@@ -130,6 +148,10 @@ func (p *plan) replay(ctx context.Context, w *Workload, trace []arrival, strateg
 	r := replay{
 		chooser: chooser{plan: p, nodes: nodes, strategy: strategy, random: newRandom(seed, samples)},
 		result:  Result{Strategy: strategy, LeastWholeFree: p.gpus * len(nodes)},
+		evicts:  strategy == Preempt,
+	}
+	if w.queued() {
+		r.queue = newQueue(w)
 	}
 	for i := range w.Pods {
 		r.result.Kinds = append(r.result.Kinds, KindResult{Name: w.Pods[i].Name})
@@ -140,15 +162,24 @@ func (p *plan) replay(ctx context.Context, w *Workload, trace []arrival, strateg
 			return r.result, err
 		}
 		for a.at >= time.Duration(len(r.result.Samples)+1)*every && len(r.result.Samples) < samples {
-			r.sample(every)
+			if err := r.sample(ctx, every); err != nil {
+				return r.result, err
+			}
 		}
-		r.leave(a.at)
+		if err := r.leave(ctx, a.at); err != nil {
+			return r.result, err
+		}
 		if err := r.arrive(ctx, a, i); err != nil {
 			return r.result, err
 		}
 	}
 	for len(r.result.Samples) < samples {
-		r.sample(every)
+		if err := r.sample(ctx, every); err != nil {
+			return r.result, err
+		}
+	}
+	if r.queue != nil {
+		r.finish(w.Duration.Duration)
 	}
 	n := float64(max(1, r.counted))
 	r.result.WholeFree /= n
@@ -160,8 +191,17 @@ func (p *plan) replay(ctx context.Context, w *Workload, trace []arrival, strateg
 // counts reports whether a time is counted.
 func (r *replay) counts(sample int) bool { return sample >= samples/warmUp }
 
-// arrive finds a place for a pod, or counts it as rejected.
+// arrive finds a place for a pod, or counts it as rejected. Where there is a queue, it waits.
 func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
+	if r.queue != nil {
+		pod := waiting{arrival: a, name: fmt.Sprintf("pod-%d", i), counted: r.counts(len(r.result.Samples))}
+		if pod.counted {
+			r.result.Requests++
+			r.result.Kinds[a.kind].Requests++
+			r.result.Slices += r.requests[a.kind].slices
+		}
+		return r.enqueue(ctx, pod)
+	}
 	placed, err := r.place(ctx, a.kind, fmt.Sprintf("pod-%d", i))
 	givenUp := errors.Is(err, errGivenUp)
 	if err != nil && !givenUp {
@@ -176,8 +216,7 @@ func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
 		r.result.Slices += request.slices
 	}
 	if placed != nil {
-		at, _ := slices.BinarySearchFunc(r.running, a.until, func(l *leaving, t time.Duration) int { return cmp.Compare(l.until, t) })
-		r.running = slices.Insert(r.running, at, &leaving{placed, a.until})
+		r.run(&leaving{placement: placed, until: a.until})
 		return nil
 	}
 	if givenUp {
@@ -196,20 +235,38 @@ func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
 	return nil
 }
 
-// leave releases the devices of pods whose time is over.
-func (r *replay) leave(now time.Duration) {
+// run notes that a pod runs.
+func (r *replay) run(l *leaving) {
+	at, _ := slices.BinarySearchFunc(r.running, l.until, func(l *leaving, t time.Duration) int { return cmp.Compare(l.until, t) })
+	r.running = slices.Insert(r.running, at, l)
+}
+
+// leave releases the devices of pods whose time is over. Others that wait get them at that time.
+func (r *replay) leave(ctx context.Context, now time.Duration) error {
+	for r.queue != nil && len(r.running) > 0 && r.running[0].until <= now {
+		gone := r.running[0]
+		r.running = slices.Delete(r.running, 0, 1)
+		r.release(r.nodes, gone.placement)
+		r.ended(gone)
+		if err := r.try(ctx, gone.until); err != nil {
+			return err
+		}
+	}
 	n := 0
 	for n < len(r.running) && r.running[n].until <= now {
 		r.release(r.nodes, r.running[n].placement)
 		n++
 	}
 	r.running = slices.Delete(r.running, 0, n)
+	return nil
 }
 
 // sample looks at the pool, at the end of the next interval.
-func (r *replay) sample(every time.Duration) {
+func (r *replay) sample(ctx context.Context, every time.Duration) error {
 	at := time.Duration(len(r.result.Samples)+1) * every
-	r.leave(at)
+	if err := r.leave(ctx, at); err != nil {
+		return err
+	}
 	s := Sample{At: at, Fragmentation: packing.Fragmentation(states(r.nodes)...)}
 	for _, n := range r.nodes {
 		s.WholeFree += n.state.Untouched()
@@ -227,4 +284,5 @@ func (r *replay) sample(every time.Duration) {
 		r.result.Allocated += s.Allocated
 	}
 	r.result.Samples = append(r.result.Samples, s)
+	return nil
 }

@@ -207,11 +207,11 @@ func TestPlace_GivenUp(t *testing.T) {
 
 func TestRun_Strategies(t *testing.T) {
 	pool, w := poolOf(t, "hgx-h100", 4), mixOf(t)
-	r, err := Run(t.Context(), pool, w, Strategies(), 1)
+	r, err := Run(t.Context(), pool, w, w.Strategies(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := Run(t.Context(), pool, w, Strategies(), 1)
+	again, err := Run(t.Context(), pool, w, w.Strategies(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestRun_Invalid(t *testing.T) {
 	} {
 		pool, w := poolOf(t, "hgx-h100", 1), mixOf(t)
 		change(&pool, w)
-		if _, err := Run(t.Context(), pool, w, Strategies(), 1); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Run(t.Context(), pool, w, w.Strategies(), 1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}

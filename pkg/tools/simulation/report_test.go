@@ -26,7 +26,7 @@ func reportOf() *Report {
 		result := Result{
 			Strategy: name, Requests: 200, Rejected: 20 - 15*i, Slices: 400, RejectedSlices: float64(40 - 30*i), WholeFree: float64(3 + 9*i),
 			LeastWholeFree: 1 + i, Fragmentation: 0.5 - 0.4*float64(i), Allocated: 0.7,
-			Kinds: []KindResult{{"small", 150, 5, 0}, {"<large> & wide", 0, 0, 0}},
+			Kinds: []KindResult{{Name: "small", Requests: 150, Rejected: 5}, {Name: "<large> & wide"}},
 		}
 		for n := range samples {
 			result.Samples = append(result.Samples, Sample{

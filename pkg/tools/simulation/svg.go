@@ -21,12 +21,17 @@ var looks = map[string]struct{ color, dash string }{
 	Default:  {"#b3261e", "6 3"},
 	"pack":   {"#00639b", ""},
 	"spread": {"#6a6a6a", "2 3"},
+	Preempt:  {"#1b7837", "8 2 2 2"},
 }
 
 // SVG draws the curves, one above the other, with time from left to right.
 func (r *Report) SVG(w io.Writer, title string) error {
 	var b strings.Builder
-	height := svgTop + len(curves)*panelStep
+	panels := curves
+	if r.queued() {
+		panels = nil // all GPUs are in use, and nothing is rejected
+	}
+	height := svgTop + max(1, len(panels))*panelStep
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" `+
 		`font-family="sans-serif" font-size="13">`+"\n", svgWidth, height, svgWidth, height)
 	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
@@ -46,8 +51,11 @@ func (r *Report) SVG(w io.Writer, title string) error {
 		svgText(&b, x+36, 64, "start", r.Results[i].Strategy)
 		x += 120
 	}
-	for i, c := range curves {
+	for i, c := range panels {
 		r.panel(&b, c, svgTop+i*panelStep)
+	}
+	if r.queued() {
+		r.bars(&b, svgTop)
 	}
 	b.WriteString("</svg>\n")
 	if _, err := io.WriteString(w, b.String()); err != nil {

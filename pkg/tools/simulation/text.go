@@ -58,6 +58,11 @@ func (r *Report) Print(w io.Writer, ascii bool) error {
 	for k := range r.Results[0].Kinds {
 		row("  "+r.Results[0].Kinds[k].Name, func(r *Result) string { return share(r.Kinds[k].Rejected, r.Kinds[k].Requests) })
 	}
+	for k := range r.Results[0].Kinds {
+		if name := r.Results[0].Kinds[k].Name; slices.ContainsFunc(r.Results, func(r Result) bool { return r.Kinds[k].Waited != nil }) {
+			row("waited for a place, "+name, func(r *Result) string { return r.Kinds[k].waited() })
+		}
+	}
 	if slices.ContainsFunc(r.Results, func(r Result) bool { return r.GivenUp > 0 }) {
 		limit := fmt.Sprintf("given up after %s, neither placed nor rejected", hours(SearchLimit))
 		row(limit, func(r *Result) string { return share(r.GivenUp, r.Requests) })
@@ -76,6 +81,20 @@ func (r *Report) Print(w io.Writer, ascii bool) error {
 	}
 	return nil
 }
+
+// waited is how long pods waited, and how often they were evicted.
+func (k *KindResult) waited() string {
+	if k.Waited == nil {
+		return "-"
+	}
+	text := fmt.Sprintf("half %s, 95 %% %s", minutes(k.Waited.Half), minutes(k.Waited.Most))
+	if k.Evicted > 0 {
+		text += fmt.Sprintf(", evicted %d times", k.Evicted)
+	}
+	return text
+}
+
+func minutes(d time.Duration) string { return hours(d.Round(time.Minute)) }
 
 // share is a part of a number of requests.
 func share(part, of int) string {

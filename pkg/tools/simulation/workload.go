@@ -36,6 +36,8 @@ type Pods struct {
 	Lifetime metav1.Duration `json:"lifetime"`
 	// Placement is the strategy of these pods where cleave-scheduler places them; empty for the one that is simulated.
 	Placement packing.Strategy `json:"placement,omitempty"`
+	// Priority of the pods. If any kind has one, pods without a place wait for one, the most important first; others have 0.
+	Priority *int32 `json:"priority,omitempty"`
 }
 
 // Limits of a workload.

@@ -56,8 +56,8 @@ func TestDecode_Invalid(t *testing.T) {
 // The examples fit nodes of the model that they are written for.
 func TestDecode_Examples(t *testing.T) {
 	files, err := filepath.Glob("../../../deployments/examples/workloads/*.yaml")
-	if err != nil || len(files) != 3 {
-		t.Fatalf("got %v, %v, want three examples", files, err)
+	if err != nil || len(files) != 4 {
+		t.Fatalf("got %v, %v, want four examples", files, err)
 	}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
