@@ -33,13 +33,15 @@ func prioritized(t *testing.T, ctx context.Context) {
 	}
 	for name, value := range queues {
 		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
-		must(t, workload.Create(ctx, env.kube, "", []runtime.Object{class}))
+		_, err := env.kube.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{})
+		must(t, err)
 	}
 	gpus := 0
 	for _, p := range env.places {
 		gpus += len(p.waitSlices(t, ctx))
 	}
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{backfill(int32(gpus))}))
+	_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, backfill(int32(gpus)), metav1.CreateOptions{})
+	must(t, err)
 	backfillRuns(t, ctx, gpus)
 
 	ended := endedGracefully(t, ctx)
