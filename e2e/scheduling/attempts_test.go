@@ -134,12 +134,11 @@ func TestScheduler_FallsBack(t *testing.T) {
 	port := func(p *corev1.Pod) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 8080}}
 	}
-	for _, node := range []string{"n1", "n2", "n3", "n4"} {
-		b.addPods("holder-"+node, "gpu.cleave.dev", 1, port, func(p *corev1.Pod) { // without GPUs, so that the nodes cost the same
-			p.Spec.NodeName, p.Spec.ResourceClaims, p.Spec.Containers[0].Resources.Claims = node, nil, nil
-		})
-	}
 	b.startScheduler("{}")
+	for _, node := range []string{"n1", "n2", "n3", "n4"} { // where a GPU is in use, the next one costs less
+		b.addPods("holder-"+node, "gpu.cleave.dev", 1, port, onNode(node))
+	}
+	b.scheduled(4)
 	b.addPods("fifth", "gpu.cleave.dev", 1, port)
 	b.scheduled(5)
 	if diff := cmp.Diff(map[string]int{"n5": 1}, b.nodesOf("fifth")); diff != "" {
