@@ -59,7 +59,7 @@ type holds struct {
 	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
 	binding map[types.UID]bool
 	pods    cache.Indexer
-	// wakers are told of nodes where a hold has ended.
+	// wakers are called with the node of each hold that has ended.
 	wakers []func(node string)
 }
 
@@ -336,7 +336,7 @@ func (h *holds) unbind(pod types.UID) {
 	delete(h.binding, pod)
 }
 
-// addWaker adds a function that is told of nodes where a hold has ended.
+// addWaker adds a function that is called with the node of each hold that has ended.
 func (h *holds) addWaker(wake func(node string)) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
