@@ -8,9 +8,24 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 )
+
+// reservations are directories of tests that run, by the name of their cluster's directory.
+const reservations = "/run/cleave-tests"
+
+// reserved are the ways to give reservations back. The end of the process does it: they only keep the files open.
+var reserved []func()
+
+// Reserve waits until no other process has reserved a cluster's directory, and keeps it until this one ends. Up and Down lock the
+// directory only while they work in it: two runs of one package's tests would take the cluster from each other.
+func Reserve(ctx context.Context, dir string, out io.Writer) error {
+	unlock, err := lock(ctx, filepath.Join(reservations, filepath.Base(dir)), out)
+	reserved = append(reserved, unlock)
+	return err
+}
 
 // lock creates a directory if need be and waits until no other program works in it.
 // The lock is on the directory itself, so it goes with it and with its owner.

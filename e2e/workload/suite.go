@@ -37,6 +37,9 @@ func (s *Suite) Run(m *testing.M, setUp func(context.Context, Client) error, tea
 			return err
 		}
 		s.Options.Output = os.Stdout
+		if err := cluster.Reserve(ctx, s.Options.Dir, os.Stdout); err != nil {
+			return err
+		}
 		client, err := Up(ctx, s.Options)
 		if err != nil {
 			return err
