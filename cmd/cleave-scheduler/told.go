@@ -65,14 +65,14 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 		}
 		freed := "CPU, memory or other resources"
 		if len(had) > 0 {
-			freed = deviceNames(had)
+			freed = gpupacking.DeviceNames(had)
 		}
 		recorder.Eventf(victim, pod, corev1.EventTypeNormal, "PreemptedForDevices", "Preempting",
 			"Evicted from node %s with %s, to make room for pod %s/%s of priority %d.", node, freed, pod.Namespace, pod.Name, priority)
 	}
 	slices.Sort(names)
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",
-		"Evicts %s on node %s; gets %s when they have ended.", few(names), node, deviceNames(r.devices))
+		"Evicts %s on node %s; gets %s when they have ended.", few(names), node, gpupacking.DeviceNames(r.devices))
 }
 
 // maxNamed bounds the names in an Event.
@@ -83,16 +83,4 @@ func few(names []string) string {
 		return fmt.Sprintf("%s and %d more pods", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
 	}
 	return "pods " + strings.Join(names, ", ")
-}
-
-func deviceNames(all []gpupacking.Result) string {
-	var names []string
-	for i := range all {
-		names = append(names, all[i].Device)
-	}
-	slices.Sort(names)
-	if len(names) > maxNamed {
-		return fmt.Sprintf("devices %s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
-	}
-	return "devices " + strings.Join(names, ", ")
 }

@@ -41,6 +41,12 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
+	for i := range results(after) {
+		r := &after.Status.Allocation.Devices.Results[i]
+		for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
+			c.changed(v.of)
+		}
+	}
 }
 
 // superseded ends the assumption once the API server has it, or something newer.

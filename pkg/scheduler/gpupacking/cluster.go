@@ -44,6 +44,8 @@ type cluster struct {
 	owners map[poolKey][]*view
 	users  map[poolKey]map[types.UID]bool
 	holds  *holds
+	// changed is called with each node where slices, allocations or what is prepared of them changed.
+	changed func(node string)
 	// tie orders equal nodes for a pod.
 	tie func(pod types.UID, node string) uint64
 }
@@ -83,6 +85,9 @@ func (c *cluster) sliceChanged(before, after *resourceapi.ResourceSlice) {
 	}
 	if after != nil {
 		c.addSlice(after)
+		if after.Spec.NodeName != nil {
+			c.changed(*after.Spec.NodeName)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
@@ -104,7 +105,7 @@ func TestReadAhead(t *testing.T) {
 		}
 	}
 	all := newInformers(client)
-	c, err := (&Shared{}).clusterOf(t.Context(), all, client.Discovery())
+	c, err := (&Shared{}).clusterOf(t.Context(), &bed{t: t, client: client, informers: all, recorder: events.NewFakeRecorder(1)})
 	if err != nil {
 		t.Fatal(err)
 	}

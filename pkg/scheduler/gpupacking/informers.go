@@ -33,7 +33,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
-		ahead: make(chan struct{}), tie: tieOf,
+		ahead: make(chan struct{}), tie: tieOf, changed: func(string) {},
 	}
 	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)

@@ -40,8 +40,12 @@ var (
 		Help:    "Placement units of devices that stop fitting because of a placement: 0 for a share of a GPU that is shared already.",
 		Buckets: []float64{0, 2, 4, 8, 16, 32, 64, 128, 256},
 	}, []string{"strategy"})
+	collisionEvictions = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "collision_evictions_total", StabilityLevel: metrics.ALPHA,
+		Help: "Pods that were evicted because they could not start: what was allocated to them had been allocated to others, too.",
+	})
 )
 
 var register = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(attempts, nodesConsidered, choiceSeconds, placementLost)
+	legacyregistry.MustRegister(attempts, nodesConsidered, choiceSeconds, placementLost, collisionEvictions)
 })

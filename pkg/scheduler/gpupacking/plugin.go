@@ -66,7 +66,7 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 	}
 	p := &Plugin{shared: s, handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
 		asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
-	if p.cluster, err = s.clusterOf(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
+	if p.cluster, err = s.clusterOf(ctx, handle); err != nil {
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()

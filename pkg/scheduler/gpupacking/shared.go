@@ -6,8 +6,8 @@ import (
 	"context"
 	"sync"
 
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
+	"k8s.io/kube-scheduler/framework"
 )
 
 // Shared is what the plugins of a scheduler share: one view of the cluster, so that each profile knows what the others reserve, and which
@@ -20,18 +20,22 @@ type Shared struct {
 }
 
 // clusterOf makes one cluster for all profiles.
-func (s *Shared) clusterOf(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
+func (s *Shared) clusterOf(ctx context.Context, handle framework.Handle) (*cluster, error) {
+	all := handle.SharedInformerFactory()
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.last != nil && s.of == all {
 		return s.last, nil
 	}
-	made, err := newCluster(ctx, all, api)
+	made, err := newCluster(ctx, all, handle.ClientSet().Discovery())
 	if err != nil {
 		return nil, err
 	}
 	s.of, s.last = all, made
+	w := newCollisionWatch(made, handle)
+	made.changed = w.look
 	go made.readAhead(ctx)
+	go w.run(ctx)
 	return made, nil
 }
 

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
+)
+
+// collisionTimeout is for how long a pod has its node before it counts as kept from starting by a collision. Its claims are prepared
+// within seconds where nothing is in the way.
+const collisionTimeout = 15 * time.Second
+
+// collision is a claim that cannot be prepared, as others have been prepared that have its devices, or others in their place. The API
+// server compares no claims: two schedulers that allocate at once may give a device to both.
+type collision struct {
+	claim, with *resourceapi.ResourceClaim
+	devices     []Result
+	// pods are those of the claim, none of which has started.
+	pods []*corev1.Pod
+}
+
+// podFinder finds a pod that the scheduler knows, nil where it is gone.
+type podFinder func(namespace, name string, uid types.UID) *corev1.Pod
+
+// occupant is a claim with devices of a view.
+type occupant struct {
+	claim *resourceapi.ResourceClaim
+	pods  []*corev1.Pod
+	// prepared are the uses of devices that the claim's status reports as ready, waiting the others.
+	prepared, waiting []packing.Use
+	devices           []Result // that wait
+	// leaves: all its pods end, and with them the claim.
+	leaves bool
+}
+
+// collisions are those on a node of which the pods are to be evicted now, in the order of their eviction, and when to look again; zero
+// where there is no collision, now or soon.
+func (c *cluster) collisions(node string, find podFinder, now time.Time) (found []collision, again time.Time) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for _, v := range c.views[node] {
+		c.refresh(v)
+		if v.node == nil || !v.state.Exceeded() {
+			continue
+		}
+		one, next := v.collisions(c.occupants(v, find, now), now)
+		found, again = append(found, one...), earlier(again, next)
+	}
+	return found, again
+}
+
+// occupants are the claims with devices of a view, in the order of their names. What this scheduler only assumes is left out: nobody
+// has prepared it.
+func (c *cluster) occupants(v *view, find podFinder, now time.Time) []*occupant {
+	var all []*occupant
+	for uid := range v.users(c) {
+		s := c.allocated[uid]
+		if s == nil || s.stored == nil {
+			continue
+		}
+		o := &occupant{claim: s.claim}
+		for i := range s.stored {
+			uses := v.node.Uses(s.stored[i : i+1])
+			if len(uses) > 0 && isReady(s.claim, &s.stored[i]) {
+				o.prepared = append(o.prepared, uses...)
+			} else if len(uses) > 0 {
+				o.waiting, o.devices = append(o.waiting, uses...), append(o.devices, s.stored[i])
+			}
+		}
+		consumers, known := pools.Consumers(s.claim)
+		o.leaves = known
+		for _, r := range consumers {
+			if pod := find(s.claim.Namespace, r.Name, r.UID); pod != nil {
+				o.pods, o.leaves = append(o.pods, pod), o.leaves && pools.Leaves(pod, now)
+			}
+		}
+		all = append(all, o)
+	}
+	slices.SortFunc(all, func(a, b *occupant) int {
+		return cmp.Or(cmp.Compare(a.claim.Namespace, b.claim.Namespace), cmp.Compare(a.claim.Name, b.claim.Name))
+	})
+	return all
+}
+
+// users are the claims with devices of the view's pools.
+func (v *view) users(c *cluster) map[types.UID]bool {
+	all := map[types.UID]bool{}
+	for _, s := range v.slices {
+		maps.Copy(all, c.users[poolKey{s.Spec.Driver, s.Spec.Pool.Name}])
+	}
+	return all
+}
+
+// isReady reports whether a claim's status says that a device is prepared (KEP-4817: the driver writes it).
+func isReady(claim *resourceapi.ResourceClaim, r *Result) bool {
+	return slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		sameShare := r.ShareID == nil && d.ShareID == nil || r.ShareID != nil && d.ShareID != nil && string(*r.ShareID) == *d.ShareID
+		return d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device && sameShare &&
+			meta.IsStatusConditionTrue(d.Conditions, "Ready")
+	})
+}
+
+// collisions of a view. One pod after the other is taken, as its eviction may end the collision of another.
+func (v *view) collisions(all []*occupant, now time.Time) (found []collision, again time.Time) {
+	all = slices.DeleteFunc(all, func(o *occupant) bool { return o.leaves })
+	for {
+		var losers []*occupant
+		for _, o := range all {
+			if v.inTheWay(o, all) != nil {
+				losers = append(losers, o)
+			}
+		}
+		var evict []*occupant
+		again = time.Time{}
+		for _, o := range losers {
+			at, ok := evictableAt(o.pods)
+			if !ok {
+				at = now.Add(collisionTimeout) // they may be by then
+			}
+			if at.After(now) {
+				again = earlier(again, at)
+			} else {
+				evict = append(evict, o)
+			}
+		}
+		if len(evict) == 0 {
+			return found, again
+		}
+		o := slices.MinFunc(evict, compareOccupants)
+		found = append(found, collision{claim: o.claim, with: v.inTheWay(o, all).claim, devices: o.devices, pods: o.pods})
+		all = slices.DeleteFunc(all, func(other *occupant) bool { return other == o || endsWith(other, o.pods) })
+	}
+}
+
+// earlier is the first of two times that are not zero.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// inTheWay is the first claim without which the devices of another could be prepared, or one of several that are in the way together;
+// nil where nothing is.
+func (v *view) inTheWay(o *occupant, all []*occupant) *occupant {
+	together := v.node.NewState()
+	for _, other := range all {
+		if other == o || len(other.prepared) == 0 {
+			continue
+		}
+		together.Allocate(other.prepared...)
+		if together.Collides(o.waiting) {
+			return other
+		}
+	}
+	return nil
+}
+
+// endsWith reports whether a claim ends with pods.
+func endsWith(o *occupant, pods []*corev1.Pod) bool {
+	return len(o.pods) > 0 && !slices.ContainsFunc(o.pods, func(p *corev1.Pod) bool { return !slices.Contains(pods, p) })
+}
+
+// evictableAt is when pods may be evicted because they cannot start; not ok where they may not.
+func evictableAt(pods []*corev1.Pod) (at time.Time, ok bool) {
+	for _, p := range pods {
+		since := scheduledAt(p)
+		if since.IsZero() || started(p) || p.DeletionTimestamp != nil {
+			return time.Time{}, false
+		}
+		if due := since.Add(collisionTimeout); due.After(at) {
+			at = due
+		}
+	}
+	return at, len(pods) > 0
+}
+
+// scheduledAt is since when a pod has a node; zero where it has none.
+func scheduledAt(pod *corev1.Pod) time.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue && pod.Spec.NodeName != "" {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// started reports whether a container of a pod has run.
+func started(pod *corev1.Pod) bool {
+	ran := func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0
+	}
+	return pod.Status.Phase != corev1.PodPending || slices.ContainsFunc(pod.Status.InitContainerStatuses, ran) ||
+		slices.ContainsFunc(pod.Status.ContainerStatuses, ran)
+}
+
+// compareOccupants orders claims by the loss: pods that a controller makes again first, then those of low priority, then the last that
+// got their node.
+func compareOccupants(a, b *occupant) int {
+	bare := func(o *occupant) int {
+		return len(slices.DeleteFunc(slices.Clone(o.pods), func(p *corev1.Pod) bool { return metav1.GetControllerOfNoCopy(p) != nil }))
+	}
+	priority := func(o *occupant) (most int32) {
+		most = schedulinghelpers.PodPriority(o.pods[0])
+		for _, p := range o.pods {
+			most = max(most, schedulinghelpers.PodPriority(p))
+		}
+		return most
+	}
+	return cmp.Or(cmp.Compare(bare(a), bare(b)), cmp.Compare(priority(a), priority(b)),
+		scheduledAt(b.pods[0]).Compare(scheduledAt(a.pods[0])), cmp.Compare(a.claim.UID, b.claim.UID))
+}

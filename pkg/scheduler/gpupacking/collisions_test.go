@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// collisionBed has node n1 with the GPUs of a model.
+type collisionBed struct {
+	*bed
+	pods map[string]*corev1.Pod
+}
+
+func newCollisionBed(t *testing.T, model string) collisionBed {
+	b := collisionBed{newBed(t, ""), map[string]*corev1.Pod{}}
+	b.addNodes(model, "n1")
+	b.plugin.cluster.refresh(b.plugin.cluster.views["n1"][0])
+	return b
+}
+
+// device is the first of a shape on a GPU.
+func (b collisionBed) device(shape string, gpu int) string {
+	b.t.Helper()
+	for _, d := range b.plugin.cluster.views["n1"][0].node.Model.Devices {
+		if d.Shape == shape && d.GPU == gpu {
+			return d.Name
+		}
+	}
+	b.t.Fatalf("there is no device %s on GPU %d", shape, gpu)
+	return ""
+}
+
+// claim is one of a pod that has had its node for 20 seconds, with devices, prepared or not.
+func (b collisionBed) claim(name, pod string, prepared bool, devices ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("claim-" + name), ResourceVersion: "1"}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for _, d := range devices {
+		r := Result{Request: "gpu", Driver: driver, Pool: "n1", Device: d}
+		if strings.HasSuffix(d, "mps") {
+			r.ShareID, r.ConsumedCapacity = new(types.UID(name)), map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("6")}
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, r)
+		if prepared {
+			ready := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: "n1", Device: d, Conditions: []metav1.Condition{{Type: "Ready", Status: "True"}}}
+			if r.ShareID != nil {
+				ready.ShareID = new(string(*r.ShareID))
+			}
+			c.Status.Devices = append(c.Status.Devices, ready)
+		}
+	}
+	b.reserve(c, pod)
+	return c
+}
+
+// reserve adds a claim to a pod's, which it makes.
+func (b collisionBed) reserve(c *resourceapi.ResourceClaim, pod string) {
+	c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID(pod)})
+	if b.pods[pod] == nil {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod, Namespace: "default", UID: types.UID(pod), ResourceVersion: "1",
+			OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "owner", Controller: new(true)}}}}
+		p.Spec.NodeName = "n1"
+		p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.Time{Time: b.now.Add(-20 * time.Second)}}}}
+		b.pods[pod] = p
+	}
+	b.storeClaim(c)
+	b.plugin.cluster.follow(c)
+}
+
+func (b collisionBed) find(_, name string, uid types.UID) *corev1.Pod {
+	if p := b.pods[name]; p != nil && p.UID == uid {
+		return p
+	}
+	return nil
+}
+
+// collided are the pods to evict, and when to look again.
+func (b collisionBed) collided() (pods []string, again time.Duration) {
+	found, at := b.plugin.cluster.collisions("n1", b.find, b.now)
+	for _, c := range found {
+		for _, p := range c.pods {
+			pods = append(pods, p.Name)
+		}
+	}
+	if !at.IsZero() {
+		again = at.Sub(b.now)
+	}
+	return pods, again
+}
+
+func TestCollisions(t *testing.T) {
+	running := func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning }
+	for _, c := range []struct {
+		name  string
+		setUp func(b collisionBed)
+		want  []string
+		again time.Duration
+	}{
+		{name: "one GPU twice", want: []string{"late"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			b.claim("c", "other", false, b.device("gpu", 1))
+		}},
+		{name: "nobody has it yet", setUp: func(b collisionBed) {
+			b.claim("a", "first", false, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+		}},
+		{name: "not for long", again: 10 * time.Second, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			b.pods["late"].Status.Conditions[0].LastTransitionTime = metav1.Time{Time: b.now.Add(-5 * time.Second)}
+		}},
+		{name: "a GPU under a partition", want: []string{"late"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("1g.10gb", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+		}},
+		{name: "a partition of a GPU", want: []string{"late"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("1g.10gb", 0))
+		}},
+		{name: "partitions side by side", setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("1g.10gb", 0))
+			b.claim("b", "late", false, b.device("gpu", 0)+"-mig-9-0")
+		}},
+		{name: "more shares than there are", want: []string{"late"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("mps", 0))
+			b.claim("b", "late", false, b.device("mps", 0))
+		}},
+		{name: "one that has started", again: collisionTimeout, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			running(b.pods["late"])
+		}},
+		{name: "one whose container runs", again: collisionTimeout, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			b.pods["late"].Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		}},
+		{name: "the first ends by itself", setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			b.pods["first"].DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		}},
+		{name: "the late one ends by itself", setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "late", false, b.device("gpu", 0))
+			b.pods["late"].DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		}},
+		{name: "crosswise, the lower priority", want: []string{"low"}, setUp: func(b collisionBed) {
+			b.claim("a1", "high", true, b.device("gpu", 0))
+			b.claim("a2", "high", false, b.device("gpu", 1))
+			b.claim("b1", "low", true, b.device("gpu", 1))
+			b.claim("b2", "low", false, b.device("gpu", 0))
+			b.pods["high"].Spec.Priority = new(int32(10))
+		}},
+		{name: "crosswise, the later", want: []string{"first"}, setUp: func(b collisionBed) {
+			b.claim("a1", "first", true, b.device("gpu", 0))
+			b.claim("a2", "first", false, b.device("gpu", 1))
+			b.claim("b1", "second", true, b.device("gpu", 1))
+			b.claim("b2", "second", false, b.device("gpu", 0))
+			b.pods["second"].Status.Conditions[0].LastTransitionTime = metav1.Time{Time: b.now.Add(-time.Minute)}
+		}},
+		{name: "crosswise, the one with a controller", want: []string{"second"}, setUp: func(b collisionBed) {
+			b.claim("a1", "first", true, b.device("gpu", 0))
+			b.claim("a2", "first", false, b.device("gpu", 1))
+			b.claim("b1", "second", true, b.device("gpu", 1))
+			b.claim("b2", "second", false, b.device("gpu", 0))
+			b.pods["first"].OwnerReferences = nil
+			b.pods["second"].Spec.Priority = new(int32(10))
+		}},
+		{name: "a claim of two pods", want: []string{"late", "later"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.reserve(b.claim("b", "late", false, b.device("gpu", 0)), "later")
+		}},
+		{name: "a claim of two pods of which one runs", again: collisionTimeout, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.reserve(b.claim("b", "late", false, b.device("gpu", 0)), "later")
+			running(b.pods["later"])
+		}},
+		{name: "a device that nobody publishes", setUp: func(b collisionBed) {
+			b.claim("a", "first", true, "gpu-gone")
+			b.claim("b", "late", false, "gpu-gone")
+		}},
+		{name: "too much elsewhere in the pool", again: collisionTimeout, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.claim("b", "second", true, b.device("1g.10gb", 0)) // both say that they are prepared
+			running(b.pods["first"])
+			running(b.pods["second"])
+			b.claim("c", "late", false, b.device("gpu", 1))
+			b.claim("d", "later", false, b.device("1g.10gb", 0))
+			running(b.pods["later"])
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newCollisionBed(t, "hgx-h100")
+			b.now = time.Now()
+			c.setUp(b)
+			pods, again := b.collided()
+			if diff := cmp.Diff(c.want, pods); diff != "" || again.Round(time.Second) != c.again {
+				t.Errorf("look again after %s, want %s; pods to evict (-want +got):\n%s", again, c.again, diff)
+			}
+		})
+	}
+}
+
+// TestCollisionWatch_Evict: pods are evicted as they were seen, and only while both claims are.
+func TestCollisionWatch_Evict(t *testing.T) {
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "late", errors.New("changed"))
+	for _, c := range []struct {
+		name  string
+		setUp func(b collisionBed)
+		want  []string // writes
+		event string
+	}{
+		{name: "as seen", want: []string{"patch pods/status", "delete pods"}, event: "Warning AllocatedTwice Evicted"},
+		{name: "without a controller", setUp: func(b collisionBed) { b.pods["late"].OwnerReferences = nil }, event: "Warning AllocatedTwice Cannot start"},
+		{name: "the first is gone", setUp: func(b collisionBed) {
+			_ = b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "a")
+		}},
+		{name: "the late one is prepared", setUp: func(b collisionBed) {
+			changed := b.claimOf("b")
+			changed.ResourceVersion = "2"
+			_ = b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), changed, "default")
+		}},
+		{name: "the pod has changed", want: []string{"patch pods/status"}, setUp: func(b collisionBed) {
+			b.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, conflict })
+		}},
+		{name: "the pod is gone", want: []string{"patch pods/status"}, setUp: func(b collisionBed) {
+			_ = b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "late")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newCollisionBed(t, "hgx-h100")
+			b.now = time.Now()
+			for _, claim := range []*resourceapi.ResourceClaim{b.claim("a", "first", true, b.device("gpu", 0)), b.claim("b", "late", false, b.device("gpu", 0))} {
+				if err := b.client.Tracker().Add(claim); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, pod := range b.pods {
+				if err := errors.Join(b.client.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.setUp != nil {
+				c.setUp(b)
+			}
+			b.client.ClearActions()
+			w := newCollisionWatch(b.plugin.cluster, b)
+			for range 2 { // of the second, only what went wrong
+				w.resolve(t.Context(), "n1")
+				if len(c.want) > 0 {
+					break
+				}
+			}
+			var writes []string
+			for _, a := range b.client.Actions() {
+				if a.GetVerb() == "patch" || a.GetVerb() == "delete" {
+					writes = append(writes, strings.TrimSuffix(a.GetVerb()+" "+a.GetResource().Resource+"/"+a.GetSubresource(), "/"))
+				}
+			}
+			if diff := cmp.Diff(c.want, writes); diff != "" {
+				t.Errorf("writes (-want +got):\n%s", diff)
+			}
+			var event string
+			if len(b.recorder.Events) > 0 {
+				event = <-b.recorder.Events
+			}
+			if !strings.HasPrefix(event, c.event) || c.event == "" && event != "" || len(b.recorder.Events) > 0 {
+				t.Errorf("Event %q and %d more, want %q", event, len(b.recorder.Events), c.event)
+			}
+		})
+	}
+}
+
+// claimOf is a copy of a claim of the API server.
+func (b collisionBed) claimOf(name string) *resourceapi.ResourceClaim {
+	b.t.Helper()
+	object, err := b.client.Tracker().Get(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", name)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return object.(*resourceapi.ResourceClaim).DeepCopy()
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-scheduler/framework"
+)
+
+// settleTime is how long a node's changes are gathered before it is looked at.
+const settleTime = time.Second
+
+// collisionWatch evicts pods that cannot start since their devices were allocated twice, so that their controllers make others. Each
+// replica of the scheduler does it, as what it decides follows from what the API server has: of two that evict one pod, one fails.
+type collisionWatch struct {
+	cluster  *cluster
+	client   kubernetes.Interface
+	pods     corelisters.PodLister
+	recorder events.EventRecorder
+
+	mutex sync.Mutex
+	// due are the nodes to look at, and when.
+	due   map[string]time.Time
+	added chan struct{}
+	// told are the pods without a controller that have an Event.
+	told remembered[struct{}]
+}
+
+func newCollisionWatch(c *cluster, handle framework.Handle) *collisionWatch {
+	return &collisionWatch{
+		cluster: c, client: handle.ClientSet(), pods: handle.SharedInformerFactory().Core().V1().Pods().Lister(),
+		recorder: handle.EventRecorder(), due: map[string]time.Time{}, added: make(chan struct{}, 1),
+	}
+}
+
+// look notes that something has changed on a node.
+func (w *collisionWatch) look(node string) { w.lookAt(node, time.Now().Add(settleTime)) }
+
+func (w *collisionWatch) lookAt(node string, at time.Time) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if known, ok := w.due[node]; ok && !at.Before(known) {
+		return
+	}
+	w.due[node] = at
+	select {
+	case w.added <- struct{}{}:
+	default:
+	}
+}
+
+// run ends with its context.
+func (w *collisionWatch) run(ctx context.Context) {
+	if !cache.WaitFor(ctx, "", w.cluster.synced...) {
+		return
+	}
+	for {
+		nodes, wait := w.next(time.Now())
+		for _, node := range nodes {
+			w.resolve(ctx, node)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-w.added:
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+// next are the nodes whose time has come, and how long it is until that of the next; an hour where there is none.
+func (w *collisionWatch) next(now time.Time) (nodes []string, wait time.Duration) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	wait = time.Hour
+	for _, node := range slices.Sorted(maps.Keys(w.due)) {
+		if left := w.due[node].Sub(now); left > 0 {
+			wait = min(wait, left)
+			continue
+		}
+		delete(w.due, node)
+		nodes = append(nodes, node)
+	}
+	return nodes, wait
+}
+
+// resolve evicts the pods of a node that collide and have lost.
+func (w *collisionWatch) resolve(ctx context.Context, node string) {
+	found, again := w.cluster.collisions(node, w.find, time.Now())
+	if !again.IsZero() {
+		w.lookAt(node, again)
+	}
+	for i := range found {
+		if err := w.evict(ctx, node, &found[i]); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Resolve a collision of two claims", "node", node, "claim", klog.KObj(found[i].claim),
+				"other", klog.KObj(found[i].with))
+			w.lookAt(node, time.Now().Add(collisionTimeout))
+		}
+	}
+}
+
+func (w *collisionWatch) find(namespace, name string, uid types.UID) *corev1.Pod {
+	pod, err := w.pods.Pods(namespace).Get(name)
+	if err != nil || pod.UID != uid {
+		return nil
+	}
+	return pod
+}
+
+// evict evicts the pods of a claim, if the API server still has both claims as they were.
+func (w *collisionWatch) evict(ctx context.Context, node string, c *collision) error {
+	for _, known := range []*resourceapi.ResourceClaim{c.claim, c.with} {
+		now, err := w.client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read claim %s: %w", klog.KObj(known), err)
+		}
+		if err != nil || now.ResourceVersion != known.ResourceVersion {
+			return nil // its event leads here again
+		}
+	}
+	text := fmt.Sprintf("%s on node %s cannot be prepared: claim %s has them, too, or other devices of the same GPUs",
+		DeviceNames(c.devices), node, klog.KObj(c.with))
+	for _, pod := range c.pods {
+		if metav1.GetControllerOfNoCopy(pod) == nil {
+			w.tell(pod, text)
+			continue
+		}
+		if err := w.evictPod(ctx, node, pod, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tell says once of a pod that nobody would make again what to do.
+func (w *collisionWatch) tell(pod *corev1.Pod, text string) {
+	if _, told := w.told.get(pod.UID); told {
+		return
+	}
+	w.told.put(pod.UID, struct{}{})
+	w.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "AllocatedTwice", "Scheduling",
+		"Cannot start: %s. Delete the pod and create it again: it has no controller that would.", text)
+}
+
+// evictPod evicts a pod as kube-scheduler's preemption does: by a condition that Jobs know, and then by deletion
+// (pkg/scheduler/framework/preemption/executor.go, kubernetes 1.37.2). The Eviction API would ask for PodDisruptionBudgets, which may
+// protect pods that have never started, too. The condition is for the pod as it was seen: where it has changed since, nothing is done.
+func (w *collisionWatch) evictPod(ctx context.Context, node string, pod *corev1.Pod, text string) error {
+	condition := corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "AllocatedTwice", Message: text,
+		ObservedGeneration: pod.Generation, LastTransitionTime: metav1.Now(),
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion},
+		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},
+	})
+	if err != nil {
+		return fmt.Errorf("encode a condition: %w", err)
+	}
+	client := w.client.CoreV1().Pods(pod.Namespace)
+	switch _, err := client.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); {
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsConflict(err):
+		w.look(node) // once the informer has the pod as it is now
+		return nil
+	case err != nil:
+		return fmt.Errorf("write the condition of pod %s: %w", klog.KObj(pod), err)
+	}
+	err = client.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("evict pod %s: %w", klog.KObj(pod), err)
+	}
+	collisionEvictions.Inc()
+	klog.FromContext(ctx).V(2).Info("Evicted a pod whose devices were allocated twice", "pod", klog.KObj(pod), "reason", text)
+	w.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "AllocatedTwice", "Evicting",
+		"Evicted, so that its controller makes another: %s.", text)
+	return nil
+}
+
+// maxNamed bounds the names in an Event.
+const maxNamed = 10
+
+// DeviceNames are those of devices, for people.
+func DeviceNames(all []Result) string {
+	var names []string
+	for i := range all {
+		names = append(names, all[i].Device)
+	}
+	slices.Sort(names)
+	if len(names) > maxNamed {
+		return fmt.Sprintf("devices %s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
+	}
+	return "devices " + strings.Join(names, ", ")
+}
