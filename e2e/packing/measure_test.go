@@ -150,7 +150,47 @@ func randomClaim(random *rand.Rand, name string, all allocator.Classes) *resourc
 			}}
 		}
 	}
+	if random.IntN(4) == 0 {
+		prioritize(random, &claim.Spec.Devices.Requests[random.IntN(len(claim.Spec.Devices.Requests))], all)
+	}
+	if random.IntN(4) == 0 {
+		claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, randomConstraint(random, claim))
+	}
 	return claim
+}
+
+// prioritize makes a request one of some alternatives.
+func prioritize(random *rand.Rand, r *resourceapi.DeviceRequest, all allocator.Classes) {
+	for i := range 2 + random.IntN(2) {
+		r.FirstAvailable = append(r.FirstAvailable, resourceapi.DeviceSubRequest{
+			Name: fmt.Sprintf("alternative-%d", i), DeviceClassName: all[random.IntN(len(all))].Name,
+			AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1 + random.Int64N(4),
+		})
+	}
+	last := &r.FirstAvailable[len(r.FirstAvailable)-1]
+	last.DeviceClassName, last.Count, last.Capacity = r.Exactly.DeviceClassName, max(1, r.Exactly.Count), r.Exactly.Capacity
+	last.Tolerations = r.Exactly.Tolerations
+	r.Exactly = nil
+}
+
+// randomConstraint is for all requests of a claim, one, or an alternative.
+func randomConstraint(random *rand.Rand, claim *resourceapi.ResourceClaim) (c resourceapi.DeviceConstraint) {
+	names := []resourceapi.FullyQualifiedName{"gpu.cleave.dev/parentUUID", "gpu.cleave.dev/uuid", "resource.kubernetes.io/numaNode", "gpu.cleave.dev/none"}
+	name := &names[random.IntN(len(names))]
+	if random.IntN(3) == 0 {
+		c.DistinctAttribute = name
+	} else {
+		c.MatchAttribute = name
+	}
+	r := claim.Spec.Devices.Requests[0]
+	switch {
+	case random.IntN(2) == 0:
+	case len(r.FirstAvailable) > 0 && random.IntN(2) == 0:
+		c.Requests = []string{r.Name + "/" + r.FirstAvailable[0].Name}
+	default:
+		c.Requests = []string{r.Name}
+	}
+	return c
 }
 
 // checkTrace replays random claims until some leave, and gives all back in the end.

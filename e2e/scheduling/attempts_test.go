@@ -127,28 +127,6 @@ func TestScheduler_RestrictedPods(t *testing.T) {
 	}
 }
 
-// TestScheduler_FallsBack: all four candidates refuse a pod for its host port, which GPUPacking does not look at. The next attempt
-// sees the fifth node, and does not wait until kube-scheduler tries all pods again (5 min).
-func TestScheduler_FallsBack(t *testing.T) {
-	b := newBed(t, "n1", "n2", "n3", "n4", "n5")
-	port := func(p *corev1.Pod) {
-		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 8080}}
-	}
-	b.startScheduler("{}")
-	for _, node := range []string{"n1", "n2", "n3", "n4"} { // where a GPU is in use, the next one costs less
-		b.addPods("holder-"+node, "gpu.cleave.dev", 1, port, onNode(node))
-	}
-	b.scheduled(4)
-	b.addPods("fifth", "gpu.cleave.dev", 1, port)
-	b.scheduled(5)
-	if diff := cmp.Diff(map[string]int{"n5": 1}, b.nodesOf("fifth")); diff != "" {
-		t.Errorf("node (-want +got):\n%s", diff)
-	}
-	if failed, all := b.fallbacks(), b.logged(`outcome="fallback"`); failed != 1 || all != 1 {
-		t.Errorf("%d attempts failed on the best nodes and %d saw all, want one each", failed, all)
-	}
-}
-
 // nodesOf is how many pods of an app each node has.
 func (b *bed) nodesOf(app string) map[string]int {
 	b.t.Helper()
@@ -168,7 +146,12 @@ func (b *bed) label(node, key, value string) {
 }
 
 // addVolume creates a volume of a zone and a claim that has it, as controllers bind them.
-func (b *bed) addVolume(name, zone string) {
+func (b *bed) addVolume(name, zone string) { b.addVolumeOf(name, corev1.LabelTopologyZone, zone) }
+
+// addVolumeOn is addVolume for one of a node.
+func (b *bed) addVolumeOn(name, node string) { b.addVolumeOf(name, corev1.LabelHostname, node) }
+
+func (b *bed) addVolumeOf(name, label, value string) {
 	b.t.Helper()
 	ctx, size := b.t.Context(), corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -186,7 +169,7 @@ func (b *bed) addVolume(name, zone string) {
 			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name, UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com", VolumeHandle: name}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-				{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}}},
+				{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}},
 			}}},
 		},
 	}, metav1.CreateOptions{})

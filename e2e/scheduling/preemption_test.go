@@ -89,7 +89,7 @@ func (b priorityBed) gone(name string) {
 }
 
 // running waits until a pod has a node.
-func (b priorityBed) running(name string) {
+func (b *bed) running(name string) {
 	b.t.Helper()
 	b.until("to have a node", name, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
 }

@@ -234,19 +234,6 @@ func TestPreemption_Kinds(t *testing.T) {
 	b.gpus()
 }
 
-// addPodOf creates a pod with a claim of its name.
-func (b priorityBed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change ...func(*corev1.Pod)) {
-	b.t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
-	must(b.t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), claim, metav1.CreateOptions{})))
-	pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &name})
-	pod.Name = name
-	for _, c := range change {
-		c(pod)
-	}
-	must(b.t, errOf(b.kube.CoreV1().Pods(namespace).Create(b.t.Context(), pod, metav1.CreateOptions{})))
-}
-
 // TestPreemption_Runtimes: pods are safe for their first minutes, and may be bumped by their equals after a time.
 func TestPreemption_Runtimes(t *testing.T) {
 	b := newPriorityBed(t, "n1")

@@ -46,7 +46,7 @@ func TestReference_Scheduler(t *testing.T) {
 	for _, want := range []string{
 		"| `candidates` | int |", "| `strategies` | map to strategy |",
 		"| `cleave_scheduler_attempts_total` | strategy, outcome |", "| `cleave_scheduler_placement_lost_units` | strategy |",
-		"| `narrowed` | to the best nodes |", "| `unpredictable` | alternatives,", "| `PlacementUnknown` | Warning | pod | Annotation …",
+		"| `narrowed` | to the best nodes |", "| `unpredictable` | all devices,", "| `PlacementUnknown` | Warning | pod | Annotation …",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no line has %q", want)

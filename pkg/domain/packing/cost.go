@@ -34,6 +34,8 @@ func ParseStrategy(name string) (Strategy, error) {
 
 // Cost of allocating devices on a node.
 type Cost struct {
+	// Rank is the number of preferred alternatives that were passed over. The state of devices lacks it: FitRanked returns it.
+	Rank int
 	// Lost is the summed size of the unused devices that stop fitting, including the allocated ones. A share of an already shared
 	// GPU costs nothing.
 	Lost int
@@ -55,9 +57,9 @@ type Cost struct {
 func (s Strategy) Compare(a, b Cost) int {
 	pack := cmp.Or(a.Lost-b.Lost, a.Spans-b.Spans, a.Broken-b.Broken, a.Left-b.Left)
 	if s == Spread {
-		return cmp.Or(a.Replicas-b.Replicas, a.Joined-b.Joined, a.Load-b.Load, pack)
+		return cmp.Or(a.Rank-b.Rank, a.Replicas-b.Replicas, a.Joined-b.Joined, a.Load-b.Load, pack)
 	}
-	return pack
+	return cmp.Or(a.Rank-b.Rank, pack)
 }
 
 // Cost is what an allocation of devices takes from later claims. The state does not change.

@@ -5,6 +5,7 @@ package gpupacking
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -42,7 +43,7 @@ type choice struct {
 
 // Reasons why the measure has no say; values of a metric's label.
 const (
-	passedUnpredictable = "unpredictable" // alternatives, constraints, all devices, admin access
+	passedUnpredictable = "unpredictable" // all devices, admin access, lists of attributes in constraints
 	passedDriver        = "driver"        // devices of a driver that is not packed, or of several
 	passedSearch        = "search"        // too many combinations
 	passedSelector      = "selector"      // a selector fails
@@ -148,30 +149,60 @@ func (c *cluster) nodesOf(results []resourceapi.DeviceRequestAllocationResult) (
 	return names, true
 }
 
-// planOn is what would become of a demand on a node, where devices of one driver decide; or why the measure has no say.
-func (c *cluster) planOn(ctx context.Context, name string, q query) (found plan, passed string) {
-	driver := ""
+// prediction is what would become of a demand on a node.
+type prediction struct {
+	// complete: for each request there are devices that it selects.
+	complete, fits bool
+	cost           packing.Cost
+	// deciding is the view whose devices are packed. others: there is room on the devices of all other drivers.
+	deciding *view
+	others   bool
+}
+
+// planOn predicts a demand on a node, or says why the measure has no say. Devices of one driver decide. Others that are asked for with
+// them, such as NICs, must have room there, too. What constraints say of both is left to the allocator.
+func (c *cluster) planOn(ctx context.Context, name string, q query) (found prediction, passed string) {
+	var requests uint64
+	fits := true
+	found.others = true
 	for _, v := range c.views[name] {
 		p := c.plan(ctx, v, q)
-		switch {
-		case p.err != nil && p.complete:
-			return plan{}, passedSearch
-		case p.err != nil:
-			return plan{}, passedSelector
-		case !p.matches:
-			continue
-		case driver != "" || !v.node.Counted && !slices.Contains(q.drivers, v.node.Driver):
-			return plan{}, passedDriver
+		if p.err != nil {
+			return prediction{}, passedBy(p.err)
 		}
-		found, driver = p, v.driver
+		if p.requests == 0 {
+			continue
+		}
+		packed := v.node.Counted || slices.Contains(q.drivers, v.node.Driver)
+		if requests&p.requests != 0 || packed && (found.deciding != nil || c.elsewhere[v.driver] > 0) {
+			return prediction{}, passedDriver
+		}
+		requests |= p.requests
+		if packed {
+			found.deciding, found.cost, fits = v, p.cost, p.fits
+		} else {
+			found.others = found.others && (p.fits || c.elsewhere[v.driver] > 0)
+		}
 	}
-	switch {
-	case driver == "":
-		return plan{}, ""
-	case c.elsewhere[driver] > 0:
-		return plan{}, passedDriver
+	switch found.complete = requests == q.demand.All(); {
+	case requests == 0:
+		return prediction{}, ""
+	case found.deciding == nil:
+		return prediction{}, passedDriver
 	case !found.complete && len(c.elsewhere) > 0:
-		return plan{}, passedDriver // the rest may come from devices that are not of a node
+		return prediction{}, passedDriver // the rest may come from devices that are not of a node
 	}
+	found.fits = found.complete && found.others && fits
 	return found, ""
+}
+
+// passedBy is why the measure has no say where it fails.
+func passedBy(err error) string {
+	switch {
+	case errors.Is(err, packing.ErrSearch):
+		return passedSearch
+	case errors.Is(err, pools.ErrUnpredictable):
+		return passedUnpredictable
+	}
+	return passedSelector
 }

@@ -65,11 +65,11 @@ type view struct {
 	evictions map[string]knownEviction
 }
 
-// plan predicts a demand on a node.
+// plan predicts a demand on a node, as far as it is for devices of a driver.
 type plan struct {
-	// matches: the driver has devices that the demand selects. complete: it has some for each request.
-	matches, complete bool
-	fits              bool
+	// requests are those of the demand that select devices of the driver, as bits.
+	requests uint64
+	fits     bool
 	// err is why nothing can be predicted.
 	err  error
 	cost packing.Cost
@@ -258,23 +258,38 @@ func (c *cluster) plan(ctx context.Context, v *view, q query) plan {
 }
 
 func (v *view) predict(ctx context.Context, cache *pools.Cache, state *packing.State, d pools.Demand) plan {
-	requests, err := cache.Requests(ctx, v.node, d)
-	if err != nil {
+	own, which, err := v.requests(ctx, cache, d)
+	if err != nil || which == 0 {
 		return plan{err: err}
 	}
-	p := plan{complete: true}
-	for _, r := range requests {
-		some := r.Match.Count() > 0
-		p.matches = p.matches || some
-		p.complete = p.complete && some
-	}
-	if !p.complete {
-		return p
-	}
-	uses, fits, err := state.Fit(requests...)
+	p := plan{requests: which}
+	uses, rank, fits, err := state.FitRanked(own...)
 	p.fits, p.err = fits, err
 	if fits {
 		p.cost = state.Cost(uses)
+		p.cost.Rank = rank
 	}
 	return p
+}
+
+// requests are those of a demand that select devices of the view, and which ones they are.
+func (v *view) requests(ctx context.Context, cache *pools.Cache, d pools.Demand) (own []packing.Request, which uint64, err error) {
+	all, err := cache.Requests(ctx, v.node, d)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i := range all {
+		if all[i].Any() {
+			which |= 1 << i
+		}
+	}
+	if which == d.All() {
+		return all, which, nil
+	}
+	for i := range all {
+		if which>>i&1 == 1 {
+			own = append(own, all[i])
+		}
+	}
+	return own, which, nil
 }

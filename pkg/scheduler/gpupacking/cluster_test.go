@@ -87,8 +87,8 @@ func TestCandidate_InLogs(t *testing.T) {
 	var out strings.Builder
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out)))
 	logger.Info("Compared", "best", []candidate{{node: "n2", cost: packing.Cost{Lost: 12, Left: 5}}, {node: "n1", cost: packing.Cost{Lost: 14}}})
-	want := `best=["n2{Lost:12 Spans:0 Broken:0 Left:5 Joined:0 Load:0 Replicas:0}",` +
-		`"n1{Lost:14 Spans:0 Broken:0 Left:0 Joined:0 Load:0 Replicas:0}"]`
+	want := `best=["n2{Rank:0 Lost:12 Spans:0 Broken:0 Left:5 Joined:0 Load:0 Replicas:0}",` +
+		`"n1{Rank:0 Lost:14 Spans:0 Broken:0 Left:0 Joined:0 Load:0 Replicas:0}"]`
 	if !strings.Contains(out.String(), want) {
 		t.Errorf("got %s, want %s", out.String(), want)
 	}

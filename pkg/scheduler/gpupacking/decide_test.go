@@ -47,7 +47,7 @@ func TestPreFilter_Busy(t *testing.T) {
 	b.nodes[1].(*fakeNode).usedCPU = 8000
 	b.place(b.pod("third", "gpu", func(*resourceapi.ResourceClaimSpec) {})) // without CPU
 	_, status := b.plugin.PreFilter(t.Context(), &fakeState{data: map[framework.StateKey]framework.StateData{}}, pod, b.nodes)
-	want := "none of 2 nodes has room on its GPUs for the pod's claims, and 1 are cordoned, tainted or not selected by the pod"
+	want := "none of 2 nodes has room on its GPUs for the pod's claims, and 1 are cordoned, tainted, too small, not selected by the pod or out of reach of its volumes"
 	if status.Message() != want {
 		t.Errorf("no GPU is free:\n got %q\nwant %q", status.Message(), want)
 	}

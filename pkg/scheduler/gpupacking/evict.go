@@ -64,10 +64,11 @@ func (e *evictor) on(ctx context.Context, c *cluster, q query, node framework.No
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	name := node.Node().Name
-	v := e.decisive(ctx, c, name, q)
-	if v == nil {
+	p, passed := c.planOn(ctx, name, q)
+	if passed != "" || !p.complete || !p.others {
 		return eviction{}, false
 	}
+	v := p.deciding
 	released, all := e.victims(c, v, node)
 	holds := c.holds.on(name, q.holder)
 	sum := sumOf(all, released, e.budgets.Allowed)
@@ -76,7 +77,7 @@ func (e *evictor) on(ctx context.Context, c *cluster, q query, node framework.No
 	}
 	state := v.without(c, released)
 	v.keep(c, state, holds, released)
-	requests, err := c.cache.Requests(ctx, v.node, q.demand)
+	requests, _, err := v.requests(ctx, c.cache, q.demand)
 	if err != nil {
 		return eviction{}, false
 	}
@@ -142,19 +143,6 @@ func (s *Shared) Units(node string, claims []*resourceapi.ResourceClaim) (n int)
 		}
 	}
 	return n
-}
-
-// decisive is the view of a node whose devices decide about a demand; nil where there is none.
-func (e *evictor) decisive(ctx context.Context, c *cluster, name string, q query) (found *view) {
-	if p, passed := c.planOn(ctx, name, q); passed != "" || !p.complete {
-		return nil
-	}
-	for _, v := range c.views[name] {
-		if c.plan(ctx, v, q).matches {
-			found = v
-		}
-	}
-	return found
 }
 
 // victims are the claims of a view that are released anyway, and the holders of those that eviction releases.

@@ -77,7 +77,7 @@ func TestNVIDIA_Packs(t *testing.T) {
 	}
 }
 
-// TestNVIDIA_PassesThrough: whole GPUs without counters, and claims that also want a channel of a compute domain, see all nodes.
+// TestNVIDIA_PassesThrough: pods for whole GPUs without counters see all nodes. Those that also want a channel of a compute domain are packed.
 func TestNVIDIA_PassesThrough(t *testing.T) {
 	channel := func(s *resourceapi.ResourceClaimSpec) {
 		s.Devices.Requests = append(s.Devices.Requests, resourceapi.DeviceRequest{
@@ -92,7 +92,7 @@ func TestNVIDIA_PassesThrough(t *testing.T) {
 	}{
 		"whole":                  {form: packing.NVIDIA{}, class: "gpu", want: "Skip"},
 		"whole and partitions":   {form: packing.NVIDIA{Static: 1}, class: "gpu", want: "n1 n2"},
-		"GPU and channel":        {form: packing.NVIDIA{DynamicMIG: true}, class: "gpu", change: []func(*resourceapi.ResourceClaimSpec){channel}, want: "Skip"},
+		"GPU and channel":        {form: packing.NVIDIA{DynamicMIG: true}, class: "gpu", change: []func(*resourceapi.ResourceClaimSpec){channel}, want: "n1 n2"},
 		"a profile that is gone": {form: packing.NVIDIA{DynamicMIG: true}, class: "5g.50gb", want: "Skip"},
 		"slices for 1.34":        {form: packing.NVIDIA{DynamicMIG: true, Combined: true}, class: "1g.10gb", want: "Skip"},
 	} {

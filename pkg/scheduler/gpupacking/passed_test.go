@@ -26,7 +26,6 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 		return s
 	}
 	n1 := "n1"
-	attribute := resourceapi.FullyQualifiedName("gpu.cleave.dev/parentUUID")
 	second := func(class string) func(*resourceapi.ResourceClaimSpec) {
 		return func(s *resourceapi.ResourceClaimSpec) {
 			s.Devices.Requests = append(s.Devices.Requests, resourceapi.DeviceRequest{
@@ -45,12 +44,19 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 		"claim missing":   {"", func(b *bed) *corev1.Pod { p := b.pod("x", "gpu"); clear(b.claims); return p }},
 		"class missing":   {"", func(b *bed) *corev1.Pod { return b.pod("x", "missing") }},
 		"other driver":    {passedDriver, func(b *bed) *corev1.Pod { return b.pod("x", "nic") }},
-		"several drivers": {passedDriver, func(b *bed) *corev1.Pod { return b.pod("x", "gpu", second("nic")) }},
 		"any device":      {passedDriver, func(b *bed) *corev1.Pod { return b.pod("x", "any") }},
 		"no such device":  {passedNone, func(b *bed) *corev1.Pod { return b.pod("x", "5g.50gb") }},
 		"broken selector": {passedSelector, func(b *bed) *corev1.Pod { return b.pod("x", "broken") }},
 		"many to try":     {passedSearch, func(b *bed) *corev1.Pod { return b.pod("x", "2g.20gb", count(25)) }},
-		"constraint": {passedUnpredictable, func(b *bed) *corev1.Pod {
+		"lists of values": {passedUnpredictable, func(b *bed) *corev1.Pod {
+			listed := slicesOf(b.t, "hgx-h100", "n1")
+			for _, s := range listed {
+				for i := range s.Spec.Devices {
+					s.Spec.Devices[i].Attributes["list"] = resourceapi.DeviceAttribute{StringValues: []string{"a", "b"}}
+				}
+			}
+			b.publish(listed...)
+			attribute := resourceapi.FullyQualifiedName("gpu.cleave.dev/list")
 			return b.pod("x", "gpu", func(s *resourceapi.ResourceClaimSpec) {
 				s.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
 			})

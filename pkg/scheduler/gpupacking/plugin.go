@@ -65,7 +65,9 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 		return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
 	}
 	p := &Plugin{shared: s, handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
-		asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
+		asks: asks{
+			handle: handle, dra: handle.SharedDRAManager(), args: args, stored: newVolumeListers(handle.SharedInformerFactory()),
+		}}
 	if p.cluster, err = s.clusterOf(ctx, handle); err != nil {
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
@@ -176,7 +178,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodes []framework.NodeInfo,
 	q query) (*framework.PreFilterResult, *framework.Status) {
 	logger, start := klog.FromContext(ctx), time.Now()
-	among := eligibleNodes(logger, pod, nodes)
+	among := p.asks.eligibleNodes(logger, pod, nodes)
 	if q.strategy == packing.Spread {
 		among.replicas = replicasOn(nodes, pod)
 	}
@@ -206,7 +208,7 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 func full(among eligible) string {
 	text := fmt.Sprintf("none of %d nodes has room on its GPUs for the pod's claims", len(among.free)+len(among.busy))
 	if among.refused > 0 {
-		text += fmt.Sprintf(", and %d are cordoned, tainted or not selected by the pod", among.refused)
+		text += fmt.Sprintf(", and %d are cordoned, tainted, too small, not selected by the pod or out of reach of its volumes", among.refused)
 	}
 	return text
 }

@@ -10,11 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/component-helpers/resource"
-	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -26,6 +22,7 @@ type asks struct {
 	handle framework.Handle // for Events
 	dra    framework.SharedDRAManager
 	args   Args
+	stored volumeListers
 	// warned are pods whose annotation was reported.
 	warned remembered[struct{}]
 }
@@ -141,70 +138,19 @@ func (a *asks) strategy(pod *corev1.Pod, specs []*resourceapi.ResourceClaimSpec)
 func (a *asks) classStrategy(specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
 	for _, spec := range specs {
 		for _, r := range spec.Devices.Requests {
-			if r.Exactly == nil {
-				continue
+			names := make([]string, 0, max(1, len(r.FirstAvailable)))
+			if r.Exactly != nil {
+				names = append(names, r.Exactly.DeviceClassName)
 			}
-			if s, ok := a.args.Strategies[r.Exactly.DeviceClassName]; ok {
-				return s
+			for i := range r.FirstAvailable {
+				names = append(names, r.FirstAvailable[i].DeviceClassName)
+			}
+			for _, name := range names {
+				if s, ok := a.args.Strategies[name]; ok {
+					return s
+				}
 			}
 		}
 	}
 	return a.args.Strategy
-}
-
-// eligible are the names of the nodes that the cheap filters of the scheduler would not refuse. Nodes that it refuses
-// must not be among the best: the pod would fall back for nothing.
-type eligible struct {
-	// free have the CPU, memory and pod slots that the pod asks for. Of busy nodes, pods may be evicted for it.
-	free, busy []string
-	// refused is how many others there are.
-	refused int
-	// groups are those of the nodes, for pods that other plugins may refuse a whole group for, or that prefer one.
-	groups *groups
-	// replicas are how many pods of its controller a node has, for pods that are to be spread.
-	replicas map[string]int
-}
-
-func eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
-	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(logger, pod, nodes)}
-	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
-	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
-	cpu, memory := requests.Cpu().MilliValue(), requests.Memory().Value()
-	for _, n := range nodes {
-		node := n.Node()
-		if node == nil || !admits(logger, pod, node, affinity) {
-			found.refused++
-			continue
-		}
-		free, used := n.GetAllocatable(), n.GetRequested()
-		if cpu > 0 && cpu > free.GetMilliCPU()-used.GetMilliCPU() || memory > 0 && memory > free.GetMemory()-used.GetMemory() ||
-			len(n.GetPods()) >= free.GetAllowedPodNumber() {
-			found.busy = append(found.busy, node.Name)
-			continue
-		}
-		found.free = append(found.free, node.Name)
-	}
-	return found
-}
-
-// admits reports whether taints, labels and names let a pod on a node.
-func admits(logger klog.Logger, pod *corev1.Pod, node *corev1.Node, affinity nodeaffinity.RequiredNodeAffinity) bool {
-	if node.Spec.Unschedulable && !tolerates(logger, pod, &unschedulable) || pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
-		return false
-	}
-	if _, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); refused {
-		return false
-	}
-	ok, err := affinity.Match(node)
-	return err == nil && ok
-}
-
-var unschedulable = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
-
-func tolerates(logger klog.Logger, pod *corev1.Pod, taint *corev1.Taint) bool {
-	return schedulinghelpers.TolerationsTolerateTaint(logger, pod.Spec.Tolerations, taint, false)
-}
-
-func keepsOff(t *corev1.Taint) bool {
-	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 }

@@ -213,14 +213,14 @@ func (e *evictions) deciding(ctx context.Context, site *site) (found *pools.Node
 		if err != nil {
 			return nil, nil, unknown(err.Error())
 		}
-		some := slices.ContainsFunc(all, func(r packing.Request) bool { return r.Match.Count() > 0 })
+		some := slices.ContainsFunc(all, func(r packing.Request) bool { return r.Any() })
 		switch {
 		case !some:
 			continue
 		case found != nil || elsewhere[driver]:
 			return nil, nil, unknown("the devices are of several drivers or nodes")
 		}
-		complete = !slices.ContainsFunc(all, func(r packing.Request) bool { return r.Match.Count() == 0 })
+		complete = !slices.ContainsFunc(all, func(r packing.Request) bool { return !r.Any() })
 		found, requests = node, all
 	}
 	switch {
@@ -310,7 +310,7 @@ func competes(m *packing.Model, uses []packing.Use, requests []packing.Request) 
 		on[m.Devices[u.Device].GPU] = true
 	}
 	for i := range m.Devices {
-		if on[m.Devices[i].GPU] && slices.ContainsFunc(requests, func(r packing.Request) bool { return r.Match.Has(i) }) {
+		if on[m.Devices[i].GPU] && slices.ContainsFunc(requests, func(r packing.Request) bool { return r.Matches(i) }) {
 			return true
 		}
 	}

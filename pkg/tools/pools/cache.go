@@ -32,11 +32,33 @@ type Cache struct {
 // NewCache creates an empty cache.
 func NewCache() *Cache { return &Cache{selectors: resourcepool.NewSelectors()} }
 
-// Attributes are those that a Node or one of some selectors looks at.
-func (c *Cache) Attributes(selectors []resourceapi.DeviceSelector) *resourcepool.Attributes {
+// Attributes are those that a Node or one of some claims looks at.
+func (c *Cache) Attributes(class Classes, claims ...*resourceapi.ResourceClaim) *resourcepool.Attributes {
 	a := resourcepool.NewAttributes("profile", "type", "parentUUID", "nvlinkGroup",
 		resourcepool.Identifier(numaNode), resourcepool.Identifier(pciBusID))
-	a.AddSelectors(c.selectors, selectors)
+	add := func(className string, selectors []resourceapi.DeviceSelector) {
+		a.AddSelectors(c.selectors, selectors)
+		if found, err := class(className); err == nil {
+			a.AddSelectors(c.selectors, found.Spec.Selectors)
+		}
+	}
+	for _, claim := range claims {
+		for _, r := range claim.Spec.Devices.Requests {
+			if r.Exactly != nil {
+				add(r.Exactly.DeviceClassName, r.Exactly.Selectors)
+			}
+			for i := range r.FirstAvailable {
+				add(r.FirstAvailable[i].DeviceClassName, r.FirstAvailable[i].Selectors)
+			}
+		}
+		for _, constraint := range claim.Spec.Devices.Constraints {
+			for _, name := range []*resourceapi.FullyQualifiedName{constraint.MatchAttribute, constraint.DistinctAttribute} {
+				if name != nil {
+					a.Add(resourcepool.Identifier(*name))
+				}
+			}
+		}
+	}
 	return a
 }
 
@@ -56,16 +78,24 @@ func (c *Cache) share(m *packing.Model) *packing.Model {
 	return m
 }
 
-// Requests translates a demand for a node. The error is that of a selector, which the allocator finds too.
+// Requests translates a demand for a node: one request for each of the demand, in its order. The error is that of a selector, which
+// the allocator finds too, or ErrUnpredictable.
 func (c *Cache) Requests(ctx context.Context, n *Node, d Demand) ([]packing.Request, error) {
 	if known, ok := n.known[d.Key]; ok {
 		return known, nil
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+	constraints := make([]*packing.Constraint, len(d.constraints))
+	for i, of := range d.constraints {
+		var err error
+		if constraints[i], err = n.constraint(of); err != nil {
+			return nil, err
+		}
+	}
 	requests := make([]packing.Request, 0, len(d.requests))
 	for i := range d.requests {
-		r, err := c.request(ctx, n, &d.requests[i])
+		r, err := c.requestOf(ctx, n, &d.requests[i], constraints)
 		if err != nil {
 			return nil, err
 		}
@@ -76,6 +106,44 @@ func (c *Cache) Requests(ctx context.Context, n *Node, d Demand) ([]packing.Requ
 	}
 	n.known[d.Key] = requests
 	return requests, nil
+}
+
+// constraint is one with the values of the node's devices. Lists of values are compared by a feature that is off by default
+// (DRAListTypeAttributes, alpha in 1.37).
+func (n *Node) constraint(of constraint) (*packing.Constraint, error) {
+	found := &packing.Constraint{Values: make([]int, len(n.objects)), Distinct: of.Distinct}
+	known := map[string]int{}
+	for i, object := range n.objects {
+		text, ok := resourcepool.Value(n.Driver, object, of.Attribute)
+		if !ok {
+			continue
+		}
+		if text == "" {
+			return nil, fmt.Errorf("compare attribute %s of device %s of node %s: %w", of.Attribute, object.Name, n.Name, ErrUnpredictable)
+		}
+		if known[text] == 0 {
+			known[text] = len(known) + 1
+		}
+		found.Values[i] = known[text]
+	}
+	return found, nil
+}
+
+func (c *Cache) requestOf(ctx context.Context, n *Node, r *request, constraints []*packing.Constraint) (found packing.Request, err error) {
+	if len(r.Alternatives) == 0 {
+		found, err = c.request(ctx, n, r)
+	}
+	for _, i := range r.Constraints {
+		found.Constraints = append(found.Constraints, constraints[i])
+	}
+	for i := range r.Alternatives {
+		one, err := c.requestOf(ctx, n, &r.Alternatives[i], constraints)
+		if err != nil {
+			return packing.Request{}, err
+		}
+		found.Alternatives = append(found.Alternatives, one)
+	}
+	return found, err
 }
 
 func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Request, error) {

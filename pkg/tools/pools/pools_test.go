@@ -243,12 +243,14 @@ func TestRequests_Selectors(t *testing.T) {
 
 func TestNewDemand(t *testing.T) {
 	yes := true
-	attribute := resourceapi.FullyQualifiedName("gpu.example.com/x")
-	constrained, alternatives := claim(), claim()
-	constrained.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
-	alternatives.Devices.Requests[0].Exactly, alternatives.Devices.Requests[0].FirstAvailable = nil, make([]resourceapi.DeviceSubRequest, 1)
+	constrained, later, many := claim(), claim(), claim()
+	constrained.Devices.Constraints = make([]resourceapi.DeviceConstraint, 1)
+	later.Devices.Requests[0].Exactly = nil
+	for range maxRequests {
+		many.Devices.Requests = append(many.Devices.Requests, many.Devices.Requests[0])
+	}
 	for name, spec := range map[string]*resourceapi.ResourceClaimSpec{
-		"constraint": constrained, "alternatives": alternatives,
+		"unknown constraint": constrained, "unknown request": later, "many requests": many,
 		"all":         claim(func(r *resourceapi.ExactDeviceRequest) { r.AllocationMode = resourceapi.DeviceAllocationModeAll }),
 		"admin":       claim(func(r *resourceapi.ExactDeviceRequest) { r.AdminAccess = &yes }),
 		"33 devices":  claim(func(r *resourceapi.ExactDeviceRequest) { r.Count = 33 }),

@@ -50,7 +50,7 @@ func NewCluster(o Objects) *Cluster {
 		claims: map[string]*resourceapi.ResourceClaim{}, users: map[types.UID][]*resourceapi.ResourceClaim{},
 		pods: map[types.UID]*corev1.Pod{},
 	}
-	var selectors []resourceapi.DeviceSelector
+	var own []*resourceapi.ResourceClaim
 	for _, claim := range o.Claims {
 		if claim.Status.Allocation == nil {
 			continue
@@ -60,10 +60,10 @@ func NewCluster(o Objects) *Cluster {
 			c.users[user.UID] = append(c.users[user.UID], claim)
 		}
 		if driver, _ := driversOf(claim, o.Driver); driver {
-			selectors = append(selectors, c.selectors(claim)...)
+			own = append(own, claim)
 		}
 	}
-	c.slices = resourcepool.NewSliceSet(c.cache.Attributes(selectors))
+	c.slices = resourcepool.NewSliceSet(c.cache.Attributes(o.Classes.Get, own...))
 	for _, n := range o.Nodes {
 		c.nodes[n.Name] = newNode(n)
 	}
@@ -76,20 +76,6 @@ func driversOf(claim *resourceapi.ResourceClaim, driver string) (own, others boo
 		own, others = own || r.Driver == driver, others || r.Driver != driver
 	}
 	return own, others
-}
-
-// selectors are those of a claim and its classes.
-func (c *Cluster) selectors(claim *resourceapi.ResourceClaim) (all []resourceapi.DeviceSelector) {
-	for _, r := range claim.Spec.Devices.Requests {
-		if r.Exactly == nil {
-			continue // it is not predicted
-		}
-		all = append(all, r.Exactly.Selectors...)
-		if class, err := c.Classes.Get(r.Exactly.DeviceClassName); err == nil {
-			all = append(all, class.Spec.Selectors...)
-		}
-	}
-	return all
 }
 
 // AddSlice adds a ResourceSlice. It is not kept.

@@ -121,8 +121,10 @@ func (s *search) plan(ctx context.Context, n *node, demand int) *plan {
 		p.err = err
 		return p
 	}
-	if p.uses, p.fits, p.err = n.state.Fit(requests...); p.fits {
+	var rank int
+	if p.uses, rank, p.fits, p.err = n.state.FitRanked(requests...); p.fits {
 		p.cost = n.state.Cost(p.uses)
+		p.cost.Rank = rank
 	}
 	return p
 }

@@ -21,6 +21,18 @@ func Attribute(driver string, d *resourceapi.Device, name string) resourceapi.De
 	return d.Attributes[resourceapi.QualifiedName(driver+"/"+name)]
 }
 
+// Value is an attribute by its name with a domain, as text that is equal for equal values of one type; empty for a list.
+func Value(driver string, d *resourceapi.Device, attribute string) (text string, ok bool) {
+	domain, id, _ := strings.Cut(attribute, "/")
+	a, ok := valueOf(d.Attributes, driver, name{attributesField, domain, id})
+	if !ok || a.StringValue == nil && a.IntValue == nil && a.BoolValue == nil && a.VersionValue == nil {
+		return "", ok
+	}
+	var b strings.Builder
+	writeValue(&b, &a)
+	return b.String(), true
+}
+
 // Text is the first attribute of some names that has a string.
 func Text(driver string, d *resourceapi.Device, names ...string) string {
 	for _, name := range names {
