@@ -30,14 +30,18 @@ func (b *bed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change .
 	must(b.t, errOf(b.kube.CoreV1().Pods(namespace).Create(b.t.Context(), pod, metav1.CreateOptions{})))
 }
 
-// addNIC publishes a NIC of a node, close to a NUMA node.
-func (b *bed) addNIC(node string, numa int64) {
+// addNICs publishes four NICs of a node, close to a NUMA node.
+func (b *bed) addNICs(node string, numa int64) {
 	b.t.Helper()
+	var devices []resourceapi.Device
+	for i := range 4 {
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprint("nic-", i), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"resource.kubernetes.io/numaNode": {IntValue: &numa},
+		}})
+	}
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "nic-" + node}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: "nic.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: "nic-" + node, ResourceSliceCount: 1},
-		Devices: []resourceapi.Device{{Name: "nic-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"resource.kubernetes.io/numaNode": {IntValue: &numa},
-		}}},
+		Devices: devices,
 	}}
 	must(b.t, errOf(b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), slice, metav1.CreateOptions{})))
 }
@@ -70,9 +74,9 @@ func TestScheduler_FallsBack(t *testing.T) {
 	b := newBed(t, "n1", "n2", "n3", "n4", "n5")
 	b.addNICClass()
 	for _, node := range []string{"n1", "n2", "n3", "n4"} {
-		b.addNIC(node, 7)
+		b.addNICs(node, 7)
 	}
-	b.addNIC("n5", 0)
+	b.addNICs("n5", 0)
 	b.startScheduler("{}")
 	for _, node := range []string{"n1", "n2", "n3", "n4"} { // where a GPU is in use, the next one costs less
 		b.addPods("holder-"+node, "gpu.cleave.dev", 1, onNode(node))
@@ -88,9 +92,12 @@ func TestScheduler_FallsBack(t *testing.T) {
 	}
 }
 
-// unaided fails the test if an attempt failed on the best nodes.
-func (b *bed) unaided() {
+// unaided fails the test if an attempt failed on the best nodes, or fewer pods than some were narrowed to them.
+func (b *bed) unaided(pods int) {
 	b.t.Helper()
+	if n := b.logged(`outcome="narrowed"`); n < pods {
+		b.t.Errorf("%d pods were narrowed to the best nodes, want %d", n, pods)
+	}
 	if n := b.fallbacks(); n > 0 {
 		b.t.Errorf("%d attempts failed on the best nodes", n)
 	}
@@ -124,7 +131,7 @@ func TestScheduler_Alternatives(t *testing.T) {
 	if got := b.requestsOf("last"); !slices.Equal(got, []string{"gpu/alternative-1"}) {
 		t.Errorf("with no whole GPU left, the pod has %v", got)
 	}
-	b.unaided()
+	b.unaided(27)
 }
 
 // requestsOf are the requests for which a claim has devices.
@@ -144,25 +151,20 @@ func (b *bed) requestsOf(name string) (names []string) {
 func TestScheduler_GPUAndNIC(t *testing.T) {
 	b := newBed(t, "n1", "n2", "n3", "n4", "n5", "n6")
 	b.addNICClass()
-	b.addNIC("n5", 0)
-	b.addNIC("n6", 0)
+	b.addNICs("n5", 0)
+	b.addNICs("n6", 0)
 	b.startScheduler(`{"candidates": 1}`)
-	b.addPods("small", "mig-1g.10gb.cleave.dev", 3) // on one node, which may have no NIC
-	b.scheduled(3)
-	b.addPodOf("nic-0", withNIC("mig-1g.10gb.cleave.dev", false))
-	b.addPodOf("nic-1", withNIC("mig-1g.10gb.cleave.dev", true))
+	for i := range 4 {
+		b.addPodOf(fmt.Sprint("nic-", i), withNIC("mig-1g.10gb.cleave.dev", i%2 == 0))
+		b.running(fmt.Sprint("nic-", i))
+	}
+	placed := b.scheduled(4)
+	if len(placed) != 1 || placed["n5"]+placed["n6"] != 4 {
+		t.Errorf("pods with NICs are on %v, want n5 or n6", placed)
+	}
+	b.addPodOf("more", withNIC("mig-1g.10gb.cleave.dev", false)) // that node's NICs are all used
 	b.scheduled(5)
-	got := []string{}
-	for _, name := range []string{"nic-0", "nic-1"} {
-		for node := range b.nodesOf(name) {
-			got = append(got, node)
-		}
-	}
-	slices.Sort(got)
-	if diff := cmp.Diff([]string{"n5", "n6"}, got); diff != "" {
-		t.Errorf("nodes of pods with NICs (-want +got):\n%s", diff)
-	}
-	b.unaided()
+	b.unaided(5)
 }
 
 // TestScheduler_Constraints: two partitions of one GPU go where the GPU has room for both.
@@ -184,7 +186,7 @@ func TestScheduler_Constraints(t *testing.T) {
 			t.Errorf("the pair is on %s, where no GPU has room for both", node)
 		}
 	}
-	b.unaided()
+	b.unaided(9)
 }
 
 // TestScheduler_OtherResources: what only some nodes have is known at the first attempt: RDMA devices, hugepages, a local volume.
@@ -194,7 +196,7 @@ func TestScheduler_OtherResources(t *testing.T) {
 	for _, node := range names[4:] {
 		b.addCapacity(node, `{"rdma/hca":"1","hugepages-2Mi":"1Gi"}`)
 	}
-	b.startScheduler("{}")
+	b.startScheduler(`{"candidates": 1}`)
 	asks := func(name corev1.ResourceName, amount string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse(amount), corev1.ResourceMemory: resource.MustParse("1Mi")}
@@ -219,7 +221,7 @@ func TestScheduler_OtherResources(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"n03": 1}, b.nodesOf("local")); diff != "" {
 		t.Errorf("node of the pod with a local volume (-want +got):\n%s", diff)
 	}
-	b.unaided()
+	b.unaided(10)
 }
 
 // addCapacity gives a node more resources, as JSON.
