@@ -21,9 +21,12 @@ import (
 // kubernetesDir is where kubeadm has the files that it mounts.
 const kubernetesDir = "/etc/kubernetes/"
 
+// firstBed is for schedulers that run in place of the first.
+type firstBed struct{ priorityBed }
+
 // staticPod is the command of kube-scheduler's static pod as kubeadm makes it with the patch (e2e/kubeadm), with the files that it mounts
 // in a directory of the test. The kubeconfig is kube-scheduler's own, as kubeadm has it.
-func (b *bed) staticPod() []string {
+func (b firstBed) staticPod() []string {
 	b.t.Helper()
 	data, err := os.ReadFile("../testdata/kubeadm/kube-scheduler.yaml")
 	must(b.t, err)
@@ -51,12 +54,12 @@ func (b *bed) staticPod() []string {
 }
 
 // identity is the kubeconfig of system:kube-scheduler.
-func (b *bed) identity() string {
+func (b firstBed) identity() string {
 	return filepath.Join(filepath.Dir(b.kubeconfig), "pki", string(cluster.Scheduler)+".kubeconfig")
 }
 
 // leader is who holds kube-scheduler's lease.
-func (b *bed) leader(ctx context.Context) (string, error) {
+func (b firstBed) leader(ctx context.Context) (string, error) {
 	lease, err := b.kube.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, "kube-scheduler", metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil {
 		return "", err
@@ -64,8 +67,8 @@ func (b *bed) leader(ctx context.Context) (string, error) {
 	return *lease.Spec.HolderIdentity, nil
 }
 
-// refused are what the API server has refused a scheduler.
-func (b *bed) refused(log string) {
+// refused fails for what the API server has refused a scheduler, by its log.
+func refused(b *bed, log string) {
 	b.t.Helper()
 	data, err := os.ReadFile(filepath.Join(b.dir, log))
 	must(b.t, err)
@@ -79,7 +82,7 @@ func (b *bed) refused(log string) {
 // TestFirst_StaticPod: on control planes one node after the other is changed. The patched static pod waits for the lease of the
 // kube-scheduler that is left, takes over when that ends, and has all rights it needs by Kubernetes' own roles for kube-scheduler.
 func TestFirst_StaticPod(t *testing.T) {
-	b := newPriorityBed(t, "n1", "n2")
+	b := firstBed{newPriorityBed(t, "n1", "n2")}
 	command := b.staticPod()
 	first := filepath.Join(b.dir, "first")
 	must(t, os.Symlink(b.control.Scheduler(), first))
@@ -113,5 +116,5 @@ func TestFirst_StaticPod(t *testing.T) {
 	b.scheduled(23)
 	b.addPods("high", "gpu.cleave.dev", 1, priority("high"), named(corev1.DefaultSchedulerName))
 	b.ending(1)
-	b.refused("kube-scheduler.log")
+	refused(b.bed, "kube-scheduler.log")
 }

@@ -33,8 +33,11 @@ import (
 // releaseNamespace is that of the chart in these tests.
 const releaseNamespace = "cleave-system"
 
+// chartBed has what the chart gives the scheduler.
+type chartBed struct{ priorityBed }
+
 // install creates what the chart's scheduler has besides its pods, with a name that pods select.
-func (b *bed) install(name string) {
+func (b chartBed) install(name string) {
 	b.t.Helper()
 	must(b.t, errOf(b.kube.CoreV1().Namespaces().Create(b.t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: releaseNamespace}}, metav1.CreateOptions{})))
@@ -55,7 +58,7 @@ func (b *bed) install(name string) {
 }
 
 // token is one of an account of the release.
-func (b *bed) token(account string) string {
+func (b chartBed) token(account string) string {
 	b.t.Helper()
 	token, err := b.kube.CoreV1().ServiceAccounts(releaseNamespace).CreateToken(b.t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	must(b.t, err)
@@ -63,7 +66,7 @@ func (b *bed) token(account string) string {
 }
 
 // startInstalled starts cleave-scheduler with the configuration that the chart has made, as its account.
-func (b *bed) startInstalled() {
+func (b chartBed) startInstalled() {
 	b.t.Helper()
 	access, err := clientcmd.LoadFromFile(b.kubeconfig)
 	must(b.t, err)
@@ -84,7 +87,7 @@ func (b *bed) startInstalled() {
 }
 
 // may says which verbs the chart's account has on a resource of a group, by name, or on any.
-func (b *bed) may(namespace, resource, name string) (verbs []string) {
+func (b chartBed) may(namespace, resource, name string) (verbs []string) {
 	b.t.Helper()
 	for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete"} {
 		review, err := b.kube.AuthorizationV1().SubjectAccessReviews().Create(b.t.Context(), &authorizationv1.SubjectAccessReview{
@@ -104,7 +107,7 @@ func (b *bed) may(namespace, resource, name string) (verbs []string) {
 }
 
 // metrics asks the scheduler for its metrics.
-func (b *bed) metrics(token string) (status int, body string) {
+func (b chartBed) metrics(token string) (status int, body string) {
 	b.t.Helper()
 	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/metrics", b.port), http.NoBody)
 	must(b.t, err)
@@ -126,7 +129,7 @@ func (b *bed) metrics(token string) (status int, body string) {
 func TestRoles(t *testing.T) {
 	for name, lease := range map[string]string{"cleave-scheduler": releaseNamespace + "/cleave-scheduler", "default-scheduler": "kube-system/kube-scheduler"} {
 		t.Run(name, func(t *testing.T) {
-			b := newPriorityBed(t, "n1", "n2")
+			b := chartBed{newPriorityBed(t, "n1", "n2")}
 			b.install(name)
 			b.startInstalled()
 			b.addPods("low", "gpu.cleave.dev", 15, priority("low"), graceful)
@@ -137,7 +140,7 @@ func TestRoles(t *testing.T) {
 			b.scheduled(16)
 			b.addPods("high", "gpu.cleave.dev", 1, priority("high"))
 			b.ending(1)
-			b.refused("cleave-scheduler.log")
+			refused(b.bed, "cleave-scheduler.log")
 			b.checkLeases(lease)
 			b.checkMetrics()
 		})
@@ -145,7 +148,7 @@ func TestRoles(t *testing.T) {
 }
 
 // checkLeases compares the rights on leases.
-func (b *bed) checkLeases(own string) {
+func (b chartBed) checkLeases(own string) {
 	b.t.Helper()
 	got := map[string][]string{}
 	for _, lease := range []string{releaseNamespace + "/cleave-scheduler", "kube-system/kube-scheduler", "kube-system/other", "default/other"} {
@@ -170,7 +173,7 @@ func (b *bed) checkLeases(own string) {
 }
 
 // checkMetrics reads what the chart's alerts are about.
-func (b *bed) checkMetrics() {
+func (b chartBed) checkMetrics() {
 	b.t.Helper()
 	token := b.token("cleave-scheduler-metrics")
 	must(b.t, workload.Until(b.t.Context(), "metrics of the scheduler", func(context.Context) (bool, string, error) {
