@@ -41,6 +41,8 @@ CMD ["dashboard"]
 FROM scratch AS scheduler
 COPY --from=build-scheduler /src/bin/scheduler-image/ /
 USER 65532:65532
+# kubeadm's manifest names the program without its directory.
+ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/cleave-scheduler"]
 
 # The driver. Nothing to log in to: no shell, no package manager.

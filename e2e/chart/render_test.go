@@ -366,6 +366,7 @@ func TestChart_KubeVersion(t *testing.T) {
 	for _, tt := range []struct{ values, release, refused string }{
 		{"", "1.33.9", chart}, {"", "1.34.0", ""}, {"", "1.35.4-eks-1", ""}, {"", "1.37.2", ""},
 		{matrix["scheduler"], "1.36.9", scheduler}, {matrix["scheduler"], "1.37.0", ""}, {matrix["scheduler"], "1.38.1-eks-1", ""},
+		{matrix["scheduler"], "1.39.0-alpha.1", scheduler + " or 1.38"}, {matrix["scheduler"], "1.40.2", scheduler + " or 1.38"}, {"", "1.40.2", ""},
 	} {
 		_, err := helm(t, tt.values, "template", "cleave", chartDir, "--kube-version", tt.release)
 		if (tt.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tt.refused) {

@@ -69,18 +69,43 @@ func TestScheduler_Configuration(t *testing.T) {
 		if diff := cmp.Diff(profiles[profile["schedulerName"] == "default-scheduler"], names); diff != "" {
 			t.Errorf("%s: profiles (-want +got):\n%s", values, diff)
 		}
-		election := config["leaderElection"].(map[string]any)
+		// In place of the first it has the lease of the cluster's own scheduler.
+		lease := map[string]any{"leaderElect": true, "resourceNamespace": namespace, "resourceName": schedulerName}
 		if profile["schedulerName"] == "default-scheduler" {
-			// Kubernetes' role for it names the lease.
-			want := map[string]any{"leaderElect": true, "resourceNamespace": "kube-system", "resourceName": "kube-scheduler"}
-			if diff := cmp.Diff(want, election); diff != "" || find(objects, "Role", schedulerName) != nil {
-				t.Errorf("%s: the lease is not that of the cluster's own scheduler (-want +got):\n%s", values, diff)
-			}
-			continue
+			lease["resourceNamespace"], lease["resourceName"] = "kube-system", "kube-scheduler"
 		}
-		role := typed[rbacv1.Role](t, objects, "Role", schedulerName)
-		if election["leaderElect"] != true || election["resourceNamespace"] != namespace || role.Rules[1].ResourceNames[0] != election["resourceName"] {
-			t.Errorf("%s: the role %+v is not for the lease %+v", values, role.Rules, election)
+		if diff := cmp.Diff(lease, config["leaderElection"]); diff != "" {
+			t.Errorf("%s: leader election (-want +got):\n%s", values, diff)
+		}
+		role := typed[rbacv1.Role](t, objects, "Role", schedulerName+"-lease")
+		if role.Namespace != lease["resourceNamespace"] || role.Rules[1].ResourceNames[0] != lease["resourceName"] {
+			t.Errorf("%s: the role in %s, %+v, is not for the lease %+v", values, role.Namespace, role.Rules, lease)
+		}
+	}
+}
+
+// TestScheduler_Leases: whoever has the account of the scheduler cannot take another's lease: no role for all namespaces has leases.
+func TestScheduler_Leases(t *testing.T) {
+	for _, values := range []string{matrix["scheduler"], matrix["scheduler, set"]} {
+		objects := mustRender(t, values)
+		bound := 0
+		for _, o := range objects {
+			if o.GetKind() != "ClusterRoleBinding" || !strings.Contains(o.GetName(), "scheduler") {
+				continue
+			}
+			bound++
+			ref := typed[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding", o.GetName()).RoleRef
+			if ref.Name == "system:volume-scheduler" { // Kubernetes' own: volumes, claims for them and their classes
+				continue
+			}
+			for _, rule := range typed[rbacv1.ClusterRole](t, objects, "ClusterRole", ref.Name).Rules {
+				if slices.Contains(rule.APIGroups, "coordination.k8s.io") || slices.Contains(rule.APIGroups, "*") {
+					t.Errorf("%s: %s has the rule %+v", values, ref.Name, rule)
+				}
+			}
+		}
+		if bound == 0 {
+			t.Errorf("%s: no ClusterRole is bound", values)
 		}
 	}
 }

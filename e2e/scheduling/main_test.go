@@ -35,6 +35,7 @@ type bed struct {
 	kube       kubernetes.Interface
 	kubeconfig string
 	scheduler  *process.Program
+	port       int // the scheduler's
 }
 
 // newBed starts a control plane, which ends with the test. There are the DeviceClasses of the manifests, and nodes.
@@ -106,6 +107,7 @@ func (b *bed) start(program string, args ...string) {
 	b.t.Helper()
 	port, err := cluster.FreePort(b.t.Context(), "127.0.0.1")
 	must(b.t, err)
+	b.port = port
 	args = append(args, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "-v=4", "--cert-dir="+filepath.Join(b.dir, "scheduler"))
 	b.scheduler, err = process.Start(exec.Command(program, args...), filepath.Join(b.dir, filepath.Base(program)+".log"))
 	must(b.t, err)

@@ -28,11 +28,12 @@ type image struct {
 }
 
 // images by their program. That of cleave-scheduler has one file and its licenses: a static program that serves a
-// certificate which it makes itself, and reads the API server's in its service account.
+// certificate which it makes itself, and reads the API server's in its service account. kubeadm finds the container of the scheduler by
+// its command, so that there it runs as kube-scheduler (deployments/kubeadm).
 var images = map[string]image{
 	"cleave-node":      {libraries: nvmlNeeds, links: hostLinks},
 	"cleave":           {}, // as the dashboard, which opens no library
-	"cleave-scheduler": {},
+	"cleave-scheduler": {links: map[string]string{programs + "/kube-scheduler": "cleave-scheduler"}},
 }
 
 // nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links in addition to the C library, which cleave-node loads with dlopen.

@@ -125,14 +125,16 @@ func TestImageRoot_Scheduler(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || !slices.Equal(files, []string{"licenses/LICENSE", "usr/bin/cleave-scheduler"}) {
+	if err != nil || !slices.Equal(files, []string{"licenses/LICENSE", "usr/bin/cleave-scheduler", "usr/bin/kube-scheduler"}) {
 		t.Errorf("the image has %v: %v", files, err)
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("only root may change the root directory")
 	}
-	if got := runIn(t, dir, "usr/bin/cleave-scheduler", "--version"); !strings.HasPrefix(got, "Kubernetes v1.") {
-		t.Errorf("--version says %q", got)
+	for _, program := range []string{"cleave-scheduler", "kube-scheduler"} {
+		if got := runIn(t, dir, "usr/bin/"+program, "--version"); !strings.HasPrefix(got, "Kubernetes v1.") {
+			t.Errorf("%s --version says %q", program, got)
+		}
 	}
 }
 

@@ -169,6 +169,7 @@ func rest(withoutCore bool) phase {
 			},
 			// As the scheduler itself is compiled.
 			{name: "scheduler", dir: "cmd/cleave-scheduler", packages: []string{"./..."}, env: []string{"CGO_ENABLED=0"}, timeout: 20 * time.Minute},
+			{name: "kubeadm", dir: "e2e/kubeadm", packages: []string{"./..."}, env: []string{"CGO_ENABLED=0"}, timeout: 20 * time.Minute},
 			{name: "release", dir: "hack/release", packages: []string{"./..."}, timeout: 20 * time.Minute},
 			makes("fuzz", "fuzz", "FUZZTIME=5s"),
 		}},
