@@ -52,6 +52,16 @@ func podOf(claims ...string) *corev1.Pod {
 	for _, name := range claims {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
 	}
+	return using(pod)
+}
+
+// using has a container of the pod use all of its claims.
+func using(pod *corev1.Pod) *corev1.Pod {
+	c := corev1.Container{Name: "main"}
+	for _, ref := range pod.Spec.ResourceClaims {
+		c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: ref.Name})
+	}
+	pod.Spec.Containers = append(pod.Spec.Containers, c)
 	return pod
 }
 
@@ -198,8 +208,8 @@ func TestExplain_Pods(t *testing.T) {
 	template := "trainer"
 	fromTemplate := func() *corev1.Pod {
 		pod := podOf()
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
-		return pod
+		pod.Spec.ResourceClaims, pod.Spec.Containers = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}, nil
+		return using(pod)
 	}
 	tests := map[string]func(b *bed) *Question{
 		"pod-fits": func(b *bed) *Question {
