@@ -28,7 +28,7 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing":                    {nil, []string{"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, webhook", "'cleave-node --help'"}},
+		"nothing":                    {nil, []string{"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, version, webhook", "'cleave-node --help'"}},
 		"a command of cleave":        {[]string{"slices"}, []string{`unknown subcommand "slices"`}},
 		"a cluster":                  {[]string{"inspect", "--from-cluster"}, []string{"--from-cluster", "'cleave-node inspect --help'"}},
 		"output":                     {[]string{"inspect", "-o", "yaml"}, []string{`--output "yaml"`, "table, wide, json"}},
