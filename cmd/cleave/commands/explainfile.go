@@ -66,7 +66,8 @@ func (a *asker) templates(namespace string) []*resourceapi.ResourceClaimTemplate
 	if a.file == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(a.file.Templates), func(t *resourceapi.ResourceClaimTemplate) bool { return t.Namespace != namespace })
+	others := func(t *resourceapi.ResourceClaimTemplate) bool { return t.Namespace != namespace }
+	return slices.DeleteFunc(slices.Clone(a.file.Templates), others)
 }
 
 // explainFile explains a file, and says on stderr which of its objects are passed over.

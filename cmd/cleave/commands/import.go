@@ -82,8 +82,8 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 	cmd := &cobra.Command{
 		Use:   kind + " FILE...",
 		Short: short,
-		Long: short + ".\nA file can be a ConfigMap that has such files as data, also beside other objects, which are passed over. - is the standard\n" +
-			"input.",
+		Long: short + ".\nA file can be a ConfigMap that has such files as data, also beside other objects, which are passed over.\n" +
+			"- is the standard input.",
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -126,7 +126,8 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 }
 
 // read imports the files one by one and merges the results. The error has a line for each problem.
-func (f *importFlags) read(stdin io.Reader, files []string, kind string, read importer) (all *migrate.Import, passedOver []string, err error) {
+func (f *importFlags) read(stdin io.Reader, files []string, kind string, read importer) (all *migrate.Import, passedOver []string,
+	err error) {
 	var parts []migrate.Part
 	var problems []error
 	defaultName := ""

@@ -55,16 +55,6 @@ func podOf(claims ...string) *corev1.Pod {
 	return using(pod)
 }
 
-// using has a container of the pod use all of its claims.
-func using(pod *corev1.Pod) *corev1.Pod {
-	c := corev1.Container{Name: "main"}
-	for _, ref := range pod.Spec.ResourceClaims {
-		c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: ref.Name})
-	}
-	pod.Spec.Containers = append(pod.Spec.Containers, c)
-	return pod
-}
-
 // namespace has claims by name.
 func namespace(claims ...*resourceapi.ResourceClaim) Namespace {
 	in := Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}

@@ -87,8 +87,8 @@ func (w *wiring) claim(name string, spec *resourceapi.ResourceClaimSpec) {
 		w.twice(c, name)
 	}
 	if !named {
-		w.add(true, "no container names claim %q: its devices are allocated, and no container gets them. Add resources: {claims: [{name: %s}]} to one",
-			name, name)
+		w.add(true, "no container names claim %q: its devices are allocated, and no container gets them. "+
+			"Add resources: {claims: [{name: %s}]} to one", name, name)
 		return
 	}
 	for _, r := range ours {

@@ -23,6 +23,16 @@ func planned(t testing.TB, containers string) *corev1.Pod {
 	return pod
 }
 
+// using has a container of the pod use all of its claims.
+func using(pod *corev1.Pod) *corev1.Pod {
+	c := corev1.Container{Name: "main"}
+	for _, ref := range pod.Spec.ResourceClaims {
+		c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: ref.Name})
+	}
+	pod.Spec.Containers = append(pod.Spec.Containers, c)
+	return pod
+}
+
 // templates has a template named t.
 func templates(requests ...resourceapi.DeviceRequest) Namespace {
 	t := &resourceapi.ResourceClaimTemplate{}

@@ -272,8 +272,8 @@ func (p *pluginImport) noteSharing(w *way) {
 	}
 	const two = "a request for 2 gets shares of two different GPUs, and waits where there is one GPU"
 	if refuses := cmp.Or(w.FailRequestsGreaterThanOne, new(w.kind == kindMPS)); *refuses {
-		p.note(w.field+".failRequestsGreaterThanOne", value, "the ValidatingAdmissionPolicy of the import refuses requests for 2, where the resource "+
-			"stands for shares on all nodes; without it, %s", two)
+		p.note(w.field+".failRequestsGreaterThanOne", value, "the ValidatingAdmissionPolicy of the import refuses requests for 2, where the "+
+			"resource stands for shares on all nodes; without it, %s", two)
 		for i := range w.Resources {
 			if e := &w.Resources[i]; e.shared() {
 				p.single[w.name(e)], p.single[w.plainName(e)] = true, true
