@@ -30,19 +30,19 @@ func TestTable_Width(t *testing.T) {
 	f := &Fleet{Nodes: []FleetNode{{Node: "gpu-node-1", Product: "NVIDIA H100 80GB HBM3", Summary: Summary{GPUs: 8, Free: 8, Fits: []Amount{
 		{Type: typeGPU, Count: 8}, {Type: typeMIG, Profile: "1g.10gb", Count: 56}, {Type: typeMIG, Profile: "3g.40gb", Count: 16}, {Type: typeMPS, Count: 80}}}}}}
 	f.Totals = f.Nodes[0].Summary
-	print := func(width int) string {
+	written := func(width int) string {
 		var b strings.Builder
 		if err := f.Print(&b, Options{Width: width}); err != nil {
 			t.Fatal(err)
 		}
 		return b.String()
 	}
-	for line := range strings.Lines(print(80)) {
+	for line := range strings.Lines(written(80)) {
 		if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > 80 || strings.Contains(line, "UNHEALTHY") {
 			t.Errorf("at 80 characters: %s", line)
 		}
 	}
-	if wide := print(0); !strings.Contains(wide, "UNHEALTHY") || strings.Count(wide, "\n") != 3 {
+	if wide := written(0); !strings.Contains(wide, "UNHEALTHY") || strings.Count(wide, "\n") != 3 {
 		t.Errorf("in a pipe:\n%s", wide)
 	}
 }

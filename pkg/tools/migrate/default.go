@@ -25,7 +25,8 @@ func (i *Import) SetDefault(name string) error {
 		return nil
 	case name == "":
 		i.Notes = append(i.Notes, Note{Instead: fmt.Sprintf("no policy is named %s: nodes without a label offer every tier, by the "+
-			"built-in policy. To give them another one, repeat the import with --default and one of %s", v1alpha1.DefaultPolicy, strings.Join(names, ", "))})
+			"built-in policy. To give them another one, repeat the import with --default and one of %s",
+			v1alpha1.DefaultPolicy, strings.Join(names, ", "))})
 		return nil
 	case has:
 		return fmt.Errorf("the default is to be %q, and there is a policy named %s already", name, v1alpha1.DefaultPolicy)

@@ -278,7 +278,7 @@ func (v *validation) warnings(o *object) {
 		}
 		var meta metav1.TypeMeta
 		forUs := json.Unmarshal(c.Opaque.Parameters.Raw, &meta) == nil && strings.HasPrefix(meta.APIVersion, "gpu.cleave.dev/")
-		not := ""
+		var not string
 		switch near := distance(c.Opaque.Driver, v.Rules.Driver) <= 2; {
 		case near || forUs:
 			not = "is not Cleave's, which ignores these parameters"

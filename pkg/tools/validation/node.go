@@ -54,7 +54,7 @@ func (v *validation) checkOnNode(ctx context.Context) error {
 		}
 	}
 	for _, p := range v.pods {
-		if err := v.checkPodOn(ctx, p, n); err != nil {
+		if err := (podChecks{v}).checkPodOn(ctx, p, n); err != nil {
 			return err
 		}
 	}

@@ -45,6 +45,9 @@ func (v *validation) podsOf(f *File, d v1alpha1.Document, h *header) bool {
 	return len(pods) > 0
 }
 
+// podChecks are those of pods, once the objects of all files and the classes are known.
+type podChecks struct{ *validation }
+
 // problems reports errors of a pod.
 func (p *pod) problems(errs ...error) {
 	for _, err := range errs {
@@ -59,7 +62,7 @@ func (p *pod) note(at *field.Path, format string, args ...any) {
 }
 
 // checkPod finds what is wrong with a pod's claims and extended resources, without a node.
-func (v *validation) checkPod(p *pod) {
+func (v podChecks) checkPod(p *pod) {
 	if p.Unknown != nil {
 		p.problems(v1alpha1.ProblemsOf(p.Unknown)...)
 	}
@@ -92,7 +95,7 @@ func (v *validation) explained() explain.Objects {
 }
 
 // namespaceOf are the claims and templates that the pod can name: those of its namespace, and those whose namespace kubectl sets.
-func (v *validation) namespaceOf(p *pod) explain.Namespace {
+func (v podChecks) namespaceOf(p *pod) explain.Namespace {
 	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{}}
 	same := func(namespace string) bool { return namespace == p.Namespace || namespace == "" || p.Namespace == "" }
 	for _, o := range v.objects {
@@ -111,7 +114,7 @@ func (v *validation) namespaceOf(p *pod) explain.Namespace {
 }
 
 // checkReferences notes claims and templates that are not in the files, and those that are wrong.
-func (v *validation) checkReferences(p *pod) {
+func (v podChecks) checkReferences(p *pod) {
 	for i := range p.Spec.ResourceClaims {
 		ref, at := &p.Spec.ResourceClaims[i], p.Path.Child("resourceClaims").Index(i)
 		if name := ref.ResourceClaimTemplateName; name != nil && p.in.Templates[*name] == nil {
@@ -126,7 +129,7 @@ func (v *validation) checkReferences(p *pod) {
 }
 
 // checkExtended looks for the classes of extended resources. Those of other vendors are not Cleave's to know.
-func (v *validation) checkExtended(p *pod) {
+func (v podChecks) checkExtended(p *pod) {
 	var known []string
 	for _, c := range v.classes {
 		if c.Spec.ExtendedResourceName != nil {
@@ -147,7 +150,7 @@ func (v *validation) checkExtended(p *pod) {
 }
 
 // unserved says what is wrong with a resource that no known class serves.
-func (v *validation) unserved(p *pod, name string, known []string) {
+func (v podChecks) unserved(p *pod, name string, known []string) {
 	if class, ok := strings.CutPrefix(name, resourceapi.ResourceDeviceClassPrefix); ok {
 		switch {
 		case v.classes[class] != nil:
@@ -171,7 +174,7 @@ func (v *validation) unserved(p *pod, name string, known []string) {
 }
 
 // checkPodOn holds a pod against the node: all it asks for at once. What its claims cannot get alone was said.
-func (v *validation) checkPodOn(ctx context.Context, p *pod, n *onNode) error {
+func (v podChecks) checkPodOn(ctx context.Context, p *pod, n *onNode) error {
 	for _, o := range v.objects {
 		switch of := o.Object.(type) {
 		case *resourceapi.ResourceClaim:

@@ -82,7 +82,7 @@ func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 		v.warnings(o)
 	}
 	for _, p := range v.pods {
-		v.checkPod(p)
+		podChecks{v}.checkPod(p)
 	}
 	if v.Node != nil {
 		if err := v.checkOnNode(ctx); err != nil {
