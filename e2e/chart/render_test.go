@@ -138,7 +138,7 @@ var matrix = map[string]string{
 	"metrics":               "metrics: {port: 9400, service: {enabled: false}, podMonitor: {enabled: true, interval: 1m, labels: {release: prometheus}}, grafanaDashboard: {enabled: true}, prometheusRule: {enabled: true, labels: {release: prometheus}}}",
 	"network":               "networkPolicy: {apiServerPorts: [443, 6443]}",
 	"no network policy":     "networkPolicy: {enabled: false}",
-	"no admission":          "admission: {nodeRestriction: false, claims: {enabled: false}}",
+	"no admission":          "admission: {nodeRestriction: false, claims: {enabled: false}, warnings: {enabled: false}}",
 	"classes may have many": "admission: {claims: {oneDevicePerRequest: []}}",
 	"NVIDIA-compatible":     "nvidiaCompatible: true",
 	"consumable shares":     "nvidiaCompatible: true\nnvidiaConsumableShares: true",
@@ -259,6 +259,7 @@ func TestRender_Disabled(t *testing.T) {
 		"admission": {values: matrix["no admission"], gone: []string{
 			"ValidatingAdmissionPolicy cleave-resourceslices", "ValidatingAdmissionPolicyBinding cleave-resourceslices",
 			"ValidatingAdmissionPolicy cleave-claim-status", "ValidatingAdmissionPolicy cleave-claims",
+			"ValidatingAdmissionPolicy cleave-claim-warnings", "ValidatingAdmissionPolicyBinding cleave-pod-warnings",
 		}},
 		"classes": {values: matrix["no classes"], gone: []string{"DeviceClass gpu.cleave.dev", "DeviceClass mig-1g.10gb.cleave.dev", "Pod cleave-test", "ResourceClaimTemplate cleave-test"}},
 		"boards": {values: matrix["other resources"], gone: []string{"DeviceClass mig-1g.10gb.cleave.dev", "DeviceClass mig-1g.6gb.me.cleave.dev"},

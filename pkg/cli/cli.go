@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 )
 
 // Version is set by the linker.
@@ -81,7 +82,21 @@ func NewRoot(name, short, long string, subcommands ...*cobra.Command) *cobra.Com
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError(err) })
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(subcommands...)
+	root.AddCommand(newVersion(name))
 	return root
+}
+
+// newVersion is the command for --version.
+func newVersion(name string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s version %s\n", name, Version)
+			return err
+		},
+	}
 }
 
 // needSubcommand is the error of "cleave" and "cleave typo".
@@ -130,6 +145,21 @@ func FlagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) erro
 
 func environmentName(flag string) string {
 	return strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// PrintAs writes a value as JSON or, with the format yaml, as YAML with the same fields.
+func PrintAs(w io.Writer, format string, v any) error {
+	if format != "yaml" {
+		return PrintJSON(w, v)
+	}
+	data, err := yaml.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode the output: %w", err)
+	}
+	if _, err = w.Write(data); err != nil {
+		return fmt.Errorf("print the output: %w", err)
+	}
+	return nil
 }
 
 // PrintJSON writes a value as JSON.

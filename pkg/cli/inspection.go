@@ -40,7 +40,7 @@ type Inspection struct {
 
 // AddOutput adds the flags of the output.
 func (f *Inspection) AddOutput(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.Format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
+	flags.StringVarP(&f.Format, "output", "o", "table", "table, wide (with UUIDs and every shape), json or yaml")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
 }
 
@@ -59,8 +59,8 @@ func (f *Inspection) AddSource(flags *pflag.FlagSet, models bool) {
 
 // CheckFormat checks the output format.
 func (f *Inspection) CheckFormat() error {
-	if !slices.Contains([]string{"table", "wide", "json"}, f.Format) {
-		return fmt.Errorf("--output %q is not one of table, wide, json", f.Format)
+	if !slices.Contains([]string{"table", "wide", "json", "yaml"}, f.Format) {
+		return fmt.Errorf("--output %q is not one of table, wide, json, yaml", f.Format)
 	}
 	return nil
 }
@@ -105,12 +105,18 @@ func (f *Inspection) View(ctx context.Context) (*inspect.View, error) {
 
 // Print shows a view.
 func (f *Inspection) Print(w io.Writer, view *inspect.View) error {
-	if f.Format == "json" {
-		return PrintJSON(w, view)
+	if f.Structured() {
+		return PrintAs(w, f.Format, view)
 	}
-	return view.Print(w, inspect.Options{
-		ASCII: f.ascii || !HasUTF8(os.Getenv), Width: terminalWidth(w, os.Getenv), Wide: f.Format == "wide",
-	})
+	return view.Print(w, f.Options(w))
+}
+
+// Structured reports whether the output is for programs.
+func (f *Inspection) Structured() bool { return f.Format == "json" || f.Format == "yaml" }
+
+// Options are those for people who read the output.
+func (f *Inspection) Options(w io.Writer) inspect.Options {
+	return inspect.Options{ASCII: f.ascii || !HasUTF8(os.Getenv), Width: terminalWidth(w, os.Getenv), Wide: f.Format == "wide"}
 }
 
 // hardware reads the GPUs, existing partitions and the plugin's records.

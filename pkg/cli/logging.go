@@ -30,8 +30,13 @@ func NewService() *Service {
 	return &Service{logsapi.NewLoggingConfiguration(), featuregate.NewFeatureGate()}
 }
 
-// AddFlags adds the logging flags.
-func (s *Service) AddFlags(flags *pflag.FlagSet) { logsapi.AddFlags(s.logging, flags) }
+// AddFlags adds the logging flags. Help and docs have those that people need; the others are there all the same.
+func (s *Service) AddFlags(flags *pflag.FlagSet) {
+	logging := pflag.NewFlagSet("", pflag.ContinueOnError)
+	logsapi.AddFlags(s.logging, logging)
+	logging.VisitAll(func(f *pflag.Flag) { f.Hidden = f.Name != "v" && f.Name != "logging-format" })
+	flags.AddFlagSet(logging)
+}
 
 // Begin reads the environment, validates the flags and configures logging and memory.
 func (s *Service) Begin(flags *pflag.FlagSet, validate func() error) error {

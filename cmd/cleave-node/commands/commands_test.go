@@ -28,10 +28,10 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing":                    {nil, []string{"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, webhook", "'cleave-node --help'"}},
+		"nothing":                    {nil, []string{"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, version, webhook", "'cleave-node --help'"}},
 		"a command of cleave":        {[]string{"slices"}, []string{`unknown subcommand "slices"`}},
 		"a cluster":                  {[]string{"inspect", "--from-cluster"}, []string{"--from-cluster", "'cleave-node inspect --help'"}},
-		"output":                     {[]string{"inspect", "-o", "yaml"}, []string{`--output "yaml"`, "table, wide, json"}},
+		"output":                     {[]string{"inspect", "-o", "xml"}, []string{`--output "xml"`, "table, wide, json, yaml"}},
 		"misspelt plugin":            {[]string{"kublet-plugin"}, []string{`"kublet-plugin"`, "did you mean kubelet-plugin?"}},
 		"unknown flag of plugin":     {[]string{"kubelet-plugin", "--node-nam=x"}, []string{"--node-nam", "'cleave-node kubelet-plugin --help'"}},
 		"argument of plugin":         {[]string{"kubelet-plugin", "x"}, []string{`unexpected argument "x"`}},

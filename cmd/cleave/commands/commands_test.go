@@ -35,16 +35,18 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing":                    {nil, []string{"subcommand is needed: dashboard, explain, import, inspect, simulate, slices, validate", "'cleave --help'"}},
-		"unknown subcommand":         {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
-		"misspelt subcommand":        {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
-		"flag before subcommand":     {[]string{"--nope"}, []string{"--nope"}},
-		"unknown flag":               {[]string{"slices", "--nope"}, []string{"--nope", "'cleave slices --help'"}},
-		"unknown short flag":         {[]string{"slices", "-z"}, []string{"-z"}},
-		"output":                     {[]string{"slices", "--output", "xml"}, []string{"--output", `"xml"`, "table, json, yaml"}},
-		"output, short":              {[]string{"slices", "-oxml"}, []string{"--output", `"xml"`}},
-		"flag without value":         {[]string{"slices", "--node-name"}, []string{"--node-name"}},
-		"argument":                   {[]string{"slices", "node-1"}, []string{`unexpected argument "node-1"`}},
+		"nothing":                {nil, []string{"subcommand is needed: dashboard, explain, import, inspect, simulate, slices, validate, version", "'cleave --help'"}},
+		"unknown subcommand":     {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
+		"misspelt subcommand":    {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
+		"flag before subcommand": {[]string{"--nope"}, []string{"--nope"}},
+		"unknown flag":           {[]string{"slices", "--nope"}, []string{"--nope", "'cleave slices --help'"}},
+		"unknown short flag":     {[]string{"slices", "-z"}, []string{"-z"}},
+		"output":                 {[]string{"slices", "--output", "xml"}, []string{"--output", `"xml"`, "table, json, yaml"}},
+		"output, short":          {[]string{"slices", "-oxml"}, []string{"--output", `"xml"`}},
+		"flag without value":     {[]string{"slices", "--node-name"}, []string{"--node-name"}},
+		"argument":               {[]string{"slices", "node-1"}, []string{`unexpected argument "node-1"`}},
+		// Newcomer 19.
+		"a node":                     {[]string{"inspect", "node-1"}, []string{`unexpected argument "node-1": for a node of the cluster, cleave inspect --from-cluster node-1`}},
 		"unknown model":              {[]string{"slices", "--node-model", "hgx-h1000"}, []string{`"hgx-h1000"`, "hgx-h100"}},
 		"two sources":                {[]string{"slices", "--node-model", "t4", "--nvml-library", "/x"}, []string{"node-model", "nvml-library"}},
 		"node name that no Node has": {[]string{"slices", "--node-model", "t4", "--node-name", "Node_1"}, []string{"--node-name", "Node_1"}},
@@ -65,6 +67,32 @@ func TestRun_UsageErrors(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Newcomer 13 and 19.
+func TestRun_Version(t *testing.T) {
+	got := cleave(t, "version")
+	if diff := cmp.Diff(cleave(t, "--version"), got, cmp.AllowUnexported(outcome{})); diff != "" || got.stdout != "cleave version unknown\n" {
+		t.Errorf("got %v, not that of --version: %s", got, diff)
+	}
+	if help := cleave(t, "dashboard", "--help").stdout; strings.Contains(help, "ALPHA") || strings.Contains(help, "--vmodule") || !strings.Contains(help, "--v ") {
+		t.Errorf("the help of the dashboard:\n%s", help)
+	}
+	var fromJSON, fromYAML any
+	if err := json.Unmarshal([]byte(cleave(t, "inspect", "--node-model", "t4", "-o", "json").stdout), &fromJSON); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal([]byte(cleave(t, "inspect", "--node-model", "t4", "-o", "yaml").stdout), &fromYAML); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+		t.Errorf("inspect -o yaml (-JSON +YAML):\n%s", diff)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		if got := cleave(t, "completion", shell); got.code != cli.ExitOK || !strings.Contains(got.stdout, "cleave") {
+			t.Errorf("completion %s: %v", shell, got.code)
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -49,11 +48,12 @@ func newExplain() *cobra.Command {
 			"a pod or a claim on each node: selectors, taints, claims that have the devices, amounts that are missing, constraints,\n" +
 			"a class or claim that does not exist, a node that publishes nothing. It ends with what would fit now, and which pods of a lower\n" +
 			"priority could be evicted. It changes nothing.\n\n" +
-			"With -f it explains claims or templates of a file, which need not exist; DeviceClasses of the file count, too.\n\n" +
+			"With -f it explains the pods, claims and templates of a file, which need not exist: Pods, and pod templates of any kind, such as\n" +
+			"Deployments, CronJobs, LeaderWorkerSets or RayClusters, with the claims, templates and DeviceClasses of the file.\n\n" +
 			"Exit codes: 0 it fits or is allocated, 1 it fits no node or the command failed, 2 usage.",
 		Example: "  cleave explain pod trainer\n" +
 			"  cleave explain claim -n team trainer-gpu-x7k2p\n" +
-			"  cleave explain -f claim.yaml -o json",
+			"  cleave explain -f deployment.yaml -o json",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, name, err := f.check(args)
@@ -65,20 +65,19 @@ func newExplain() *cobra.Command {
 				return err
 			}
 			a := &asker{client: client, namespace: namespace, driver: f.driverName}
-			if f.file != "" {
-				err = a.inFile(f.file, cmd.InOrStdin())
-			} else {
+			if f.file == "" {
 				a.kind, a.name = kind, name
+				return f.explain(cmd.Context(), a, cmd.OutOrStdout())
 			}
-			if err != nil {
+			if err := a.read(f.file, cmd.InOrStdin()); err != nil {
 				return err
 			}
-			return f.explain(cmd.Context(), a, cmd.OutOrStdout())
+			return f.explainFile(cmd.Context(), a, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVarP(&f.file, "file", "f", "", "file with claims or templates to explain, - for the standard input")
+	flags.StringVarP(&f.file, "file", "f", "", "file with pods, claims or templates to explain, - for the standard input")
 	flags.StringVarP(&f.clients.namespace, "namespace", "n", "", "namespace; empty for the context's")
 	flags.StringVarP(&f.format, "output", "o", "text", "text or json")
 	f.clients.add(flags, "")
@@ -159,43 +158,19 @@ type asker struct {
 	client            kubernetes.Interface
 	namespace, driver string
 	kind, name        string
-	// objects are those of a file.
-	objects []runtime.Object
-}
-
-// inFile reads a file of claims and templates.
-func (a *asker) inFile(path string, stdin io.Reader) error {
-	in := stdin
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return fmt.Errorf("read the claims: %w", err)
-		}
-		defer file.Close()
-		in = file
-	}
-	data, err := io.ReadAll(io.LimitReader(in, 2<<20))
-	if err == nil {
-		a.objects, err = validation.Decode(data)
-	}
-	if err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
-	}
-	return nil
+	// file has the objects of one.
+	file *validation.Decoded
 }
 
 // answers reads the cluster and explains.
 func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
-	o, notes, err := a.read(ctx)
+	o, notes, err := a.objects(ctx)
 	if err != nil {
 		return nil, err
 	}
-	questions, err := a.questions(ctx, o)
+	questions, err := a.questions(ctx, &o)
 	if err != nil {
 		return nil, err
-	}
-	if len(questions) == 0 {
-		return nil, cli.UsageError(errors.New("the file has no claim or template"))
 	}
 	if slices.ContainsFunc(questions, (*explain.Question).Waits) {
 		o.Running = a.running(ctx)
@@ -218,8 +193,8 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 	return all, nil
 }
 
-// read lists the objects that the allocator uses. DeviceTaintRules are optional: older releases have none.
-func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, err error) {
+// objects lists those that the allocator uses. DeviceTaintRules are optional: older releases have none.
+func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string, err error) {
 	o.Driver = a.driver
 	api := a.client.ResourceV1()
 	err = errors.Join(
@@ -232,7 +207,7 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 		each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			return api.ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
 		}, func(c *resourceapi.ResourceClaim) {
-			if c.Status.Allocation != nil || c.Namespace == a.namespace {
+			if c.Status.Allocation != nil || a.isAsked(c.Namespace) {
 				c.ManagedFields = nil
 				o.Claims = append(o.Claims, c)
 			}
@@ -248,11 +223,6 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
 	}
 	notes = append(notes, notCounted(ctx, a.client, a.driver)...)
-	for _, object := range a.objects {
-		if class, ok := object.(*resourceapi.DeviceClass); ok {
-			o.Classes = append(o.Classes, class)
-		}
-	}
 	return o, notes, err
 }
 
@@ -287,30 +257,15 @@ func notCounted(ctx context.Context, client kubernetes.Interface, driver string)
 }
 
 // questions are the user's questions.
-func (a *asker) questions(ctx context.Context, o explain.Objects) (all []*explain.Question, err error) {
-	for _, object := range a.objects {
-		switch object := object.(type) {
-		case *resourceapi.ResourceClaim:
-			object.Namespace = a.in(object.Namespace)
-			all = append(all, explain.AboutClaim(object))
-		case *resourceapi.ResourceClaimTemplate:
-			object.Namespace = a.in(object.Namespace)
-			all = append(all, explain.AboutTemplate(object))
-		}
+func (a *asker) questions(ctx context.Context, o *explain.Objects) ([]*explain.Question, error) {
+	if a.file != nil {
+		return a.ofFile(ctx, o)
 	}
-	if a.name == "" {
-		return all, nil
+	q, err := a.question(ctx, *o)
+	if err != nil {
+		return nil, err
 	}
-	q, err := a.question(ctx, o)
-	return append(all, q), err
-}
-
-// in is the namespace of an object of a file.
-func (a *asker) in(namespace string) string {
-	if namespace == "" {
-		return a.namespace
-	}
-	return namespace
+	return []*explain.Question{q}, nil
 }
 
 // question is about one object of the cluster.
@@ -334,23 +289,35 @@ func (a *asker) question(ctx context.Context, o explain.Objects) (*explain.Quest
 	if err != nil {
 		return nil, fmt.Errorf("read the pod: %w", err)
 	}
+	in, err := a.namespaceOf(ctx, pod, o)
+	if err != nil {
+		return nil, err
+	}
+	return explain.AboutPod(pod, in, o), nil
+}
+
+// namespaceOf reads the claims and templates that a pod can name.
+func (a *asker) namespaceOf(ctx context.Context, pod *corev1.Pod, o explain.Objects) (explain.Namespace, error) {
 	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{}}
 	for _, claim := range o.Claims {
-		if claim.Namespace == a.namespace {
+		if claim.Namespace == pod.Namespace {
 			in.Claims[claim.Name] = claim
 		}
 	}
+	for _, template := range a.templates(pod.Namespace) {
+		in.Templates[template.Name] = template
+	}
 	for _, ref := range pod.Spec.ResourceClaims {
-		if ref.ResourceClaimTemplateName == nil {
+		if ref.ResourceClaimTemplateName == nil || in.Templates[*ref.ResourceClaimTemplateName] != nil {
 			continue
 		}
-		template, err := api.ResourceClaimTemplates(a.namespace).Get(ctx, *ref.ResourceClaimTemplateName, metav1.GetOptions{})
+		template, err := a.client.ResourceV1().ResourceClaimTemplates(pod.Namespace).Get(ctx, *ref.ResourceClaimTemplateName, metav1.GetOptions{})
 		switch {
 		case err == nil:
 			in.Templates[template.Name] = template
 		case !apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("read the pod's template: %w", err)
+			return in, fmt.Errorf("read the pod's template: %w", err)
 		}
 	}
-	return explain.AboutPod(pod, in, o), nil
+	return in, nil
 }

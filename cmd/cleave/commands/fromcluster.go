@@ -56,10 +56,10 @@ func (f *inspectFlags) fleet(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.Format == "json" {
-		return cli.PrintJSON(w, fleet)
+	if f.Structured() {
+		return cli.PrintAs(w, f.Format, fleet)
 	}
-	return fleet.Print(w)
+	return fleet.Print(w, f.Options(w))
 }
 
 // viewFleet reads the overview of a cluster.

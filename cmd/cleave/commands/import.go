@@ -25,6 +25,8 @@ type importFlags struct {
 	name       string
 	outputDir  string
 	driverName string
+	// defaultName is the configuration that nodes without a label have.
+	defaultName string
 }
 
 func newImport() *cobra.Command {
@@ -78,9 +80,10 @@ func importMIGParted(part migrate.Part, options migrate.Options, _ bool) (*migra
 func newImportOf(kind string, read importer, short, name, examples string) *cobra.Command {
 	f := &importFlags{}
 	cmd := &cobra.Command{
-		Use:     kind + " FILE...",
-		Short:   short,
-		Long:    short + ".\nA file can be a ConfigMap that has such files as data. - is the standard input.",
+		Use:   kind + " FILE...",
+		Short: short,
+		Long: short + ".\nA file can be a ConfigMap that has such files as data, also beside other objects, which are passed over.\n" +
+			"- is the standard input.",
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -95,9 +98,12 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 			if err := nodeslices.CheckDriverName(f.driverName); err != nil {
 				return cli.UsageError(err)
 			}
-			imported, err := f.read(cmd.InOrStdin(), args, read)
+			imported, passedOver, err := f.read(cmd.InOrStdin(), args, kind, read)
 			if err != nil {
 				return err
+			}
+			for _, p := range passedOver {
+				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: passed over: %s\n", p)
 			}
 			for _, n := range imported.Notes {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s\n", n)
@@ -111,31 +117,39 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", name)
+	flags.StringVar(&f.defaultName, "default", "",
+		"configuration that nodes without a label have, which is written as policy default, too (default: that of a ClusterPolicy in the files)")
 	flags.StringVar(&f.outputDir, "output-dir", "",
-		"write policies/NAME.yaml and deviceclasses.yaml to this directory instead of printing them")
+		"write policies/NAME.yaml, deviceclasses.yaml and, where needed, admission.yaml to this directory instead of printing them")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver that the DeviceClasses select")
 	return cmd
 }
 
 // read imports the files one by one and merges the results. The error has a line for each problem.
-func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*migrate.Import, error) {
+func (f *importFlags) read(stdin io.Reader, files []string, kind string, read importer) (all *migrate.Import, passedOver []string,
+	err error) {
 	var parts []migrate.Part
 	var problems []error
+	defaultName := ""
 	for _, file := range files {
 		data, err := readInput(stdin, file)
+		var found *migrate.Parts
 		if err == nil {
-			var more []migrate.Part
-			more, err = migrate.Parts(file, data)
-			parts = append(parts, more...)
+			found, err = migrate.PartsOf(file, kind, data)
 		}
 		if err != nil {
 			problems = append(problems, err)
+			continue
 		}
+		parts = append(parts, found.Parts...)
+		for _, p := range found.PassedOver {
+			passedOver = append(passedOver, file+": "+p)
+		}
+		defaultName = cmp.Or(defaultName, found.Defaults[kind])
 	}
 	if len(parts) > 1 && f.name != "" {
-		return nil, cli.UsageError(fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts)))
+		return nil, nil, cli.UsageError(fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts)))
 	}
-	var all *migrate.Import
 	for _, part := range parts {
 		imported, err := read(part, migrate.Options{File: part.File, Name: f.name, Driver: f.driverName}, len(parts) > 1)
 		if err == nil && all != nil {
@@ -147,7 +161,16 @@ func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*mig
 			problems = append(problems, v1alpha1.ProblemsOf(fmt.Errorf("%s: %w", part.File, err))...)
 		}
 	}
-	return all, errors.Join(problems...)
+	if err := errors.Join(problems...); err != nil {
+		return nil, nil, err
+	}
+	if f.name != "" || len(all.Policies) == 1 && all.Policies[0].Metadata.Name == v1alpha1.DefaultPolicy {
+		defaultName = "" // one configuration of several, or a file of its own
+	}
+	if err := all.SetDefault(cmp.Or(f.defaultName, defaultName)); err != nil {
+		return nil, nil, fmt.Errorf("choose a default: %w", err)
+	}
+	return all, passedOver, nil
 }
 
 // maxInput bounds a file in bytes, like the formats.
@@ -191,7 +214,13 @@ func printImport(w io.Writer, imported *migrate.Import) error {
 	if _, err := io.WriteString(w, "---\n"); err != nil {
 		return fmt.Errorf("print the DeviceClasses: %w", err)
 	}
-	return imported.WriteClasses(w)
+	if err := imported.WriteClasses(w); err != nil || len(imported.SingleShares()) == 0 {
+		return err
+	}
+	if _, err := io.WriteString(w, "---\n"); err != nil {
+		return fmt.Errorf("print the ValidatingAdmissionPolicy: %w", err)
+	}
+	return imported.WriteAdmission(w)
 }
 
 // write writes a file per policy, for a ConfigMap, and one with all classes, for kubectl apply.
@@ -209,12 +238,18 @@ func (f *importFlags) write(imported *migrate.Import) error {
 			return fmt.Errorf("write policy %s: %w", p.Metadata.Name, err)
 		}
 	}
-	var out bytes.Buffer
-	if err := errors.Join(imported.WriteComments(&out, nil), imported.WriteClasses(&out)); err != nil {
+	var classes, refusals bytes.Buffer
+	err := errors.Join(imported.WriteComments(&classes, nil), imported.WriteClasses(&classes), imported.WriteAdmission(&refusals))
+	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(f.outputDir, "deviceclasses.yaml"), out.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(f.outputDir, "deviceclasses.yaml"), classes.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write the DeviceClasses: %w", err)
+	}
+	if refusals.Len() > 0 {
+		if err := os.WriteFile(filepath.Join(f.outputDir, "admission.yaml"), refusals.Bytes(), 0o644); err != nil {
+			return fmt.Errorf("write the ValidatingAdmissionPolicy: %w", err)
+		}
 	}
 	return nil
 }

@@ -159,6 +159,9 @@ func TestImport_ConfigMap(t *testing.T) {
 	}
 	const single = "  config.yaml: |\n    version: v1\n    sharing: {timeSlicing: {resources: [{name: gpu, replicas: 8}]}}\n"
 	plugins := configMap(single + "  any: |\n    version: v1\n")
+	operator := writeFile(t, "map.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  any: 'version: v1'\n  shared: |\n    version: v1\n"+
+		"    sharing: {timeSlicing: {failRequestsGreaterThanOne: true, renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}\n---\napiVersion: nvidia.com/v1\nkind: ClusterPolicy\n"+
+		"metadata: {name: cluster-policy}\nspec: {devicePlugin: {config: {name: c, default: any}}}\n")
 	parted := configMap("  config.yaml: |\n    version: v1\n    mig-configs: {all-balanced: [{devices: all, mig-enabled: false}]}\n")
 	tests := map[string]struct {
 		args  []string
@@ -172,7 +175,16 @@ func TestImport_ConfigMap(t *testing.T) {
 		"several, and a name":  {[]string{"device-plugin", "--name", "a", plugins}, nil, "--name goes with one file, and there are 2"},
 		"nothing in it":        {[]string{"device-plugin", configMap("")}, nil, "ConfigMap c has no data"},
 		"another thing in it":  {[]string{"mig-parted", plugins}, nil, "map.yaml, any: "},
-		"what is no ConfigMap": {[]string{"device-plugin", writeFile(t, "pod.yaml", "apiVersion: v1\nkind: Pod\n")}, nil, "only a ConfigMap can be imported"},
+		"what is no ConfigMap": {[]string{"device-plugin", writeFile(t, "pod.yaml", "apiVersion: v1\nkind: Pod\n")}, nil, "only a ConfigMap can be imported: passed over: Pod"},
+		"a key of another kind": {[]string{"device-plugin", configMap(single + "  README: text\n  empty: ''\n")}, []string{"config", "empty"},
+			"map.yaml: key README of ConfigMap c"},
+		"capitals": {[]string{"device-plugin", configMap("  A100_40GB: 'version: v1'\n  t4: 'version: v1'\n")}, []string{"a100-40gb", "t4"},
+			"A100_40GB: the policy is named a100-40gb"},
+		"the default of the operator": {[]string{"device-plugin", operator}, []string{"any", "default", "shared"}, "map.yaml: ClusterPolicy cluster-policy\n"},
+		"the default of the manager":  {[]string{"mig-parted", operator}, nil, "map.yaml, any: mig-configs: Required value"},
+		"another default":             {[]string{"device-plugin", "--default", "shared", operator}, []string{"any", "default", "shared"}, ""},
+		"a default that is not":       {[]string{"device-plugin", "--default", "sharde", operator}, nil, `choose a default: the default is to be "sharde", and there is no such policy: choose one of any, shared`},
+		"no default":                  {[]string{"device-plugin", plugins}, []string{"any", "config"}, "no policy is named default: nodes without a label offer every tier"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -192,6 +204,32 @@ func TestImport_ConfigMap(t *testing.T) {
 				t.Errorf("policies (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Newcomer 15 and 16: a file of a repository, with the operator's ClusterPolicy. Nodes without a label have what they had.
+func TestImport_Operator(t *testing.T) {
+	file := writeFile(t, "operator.yaml", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: c}\n  data:\n    any: 'version: v1'\n    shared: |\n      version: v1\n"+
+		"      sharing: {timeSlicing: {failRequestsGreaterThanOne: true, renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}\n"+
+		"- {apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {config: {default: shared}}}}\n")
+	dir := t.TempDir()
+	got := cleave(t, "import", "device-plugin", file, "--output-dir", dir)
+	if got.code != cli.ExitOK || !strings.Contains(got.stderr, "passed over: "+file+": ClusterPolicy cluster-policy") || strings.Contains(got.stderr, "no policy is named default") {
+		t.Fatalf("code %d, stderr %s", got.code, got.stderr)
+	}
+	files := filesIn(t, dir)
+	if want := strings.Replace(files["policies/shared.yaml"], "name: shared", "name: default", 1); files["policies/default.yaml"] != want || want == "" {
+		t.Errorf("the default:\n%s\nwant\n%s", files["policies/default.yaml"], want)
+	}
+	if a := files["admission.yaml"]; !strings.Contains(a, `["nvidia.com/gpu.shared"].all(`) || !strings.Contains(a, "validationActions: [Deny]") {
+		t.Errorf("the admission policy:\n%s", a)
+	}
+	// With another file in which the resource stands for whole GPUs, two of them are a right request.
+	whole, shares := writeFile(t, "whole.yaml", "version: v1"), writeFile(t, "shares.yaml", "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 8}]}}")
+	dir = t.TempDir()
+	if got := cleave(t, "import", "device-plugin", whole, shares, "--output-dir", dir); got.code != cli.ExitOK || filesIn(t, dir)["admission.yaml"] != "" ||
+		!strings.Contains(filesIn(t, dir)["deviceclasses.yaml"], "# nvidia.com/gpu: whole GPUs; or GPUs shared by MPS, 8 shares each\n") {
+		t.Errorf("code %d, %v", got.code, filesIn(t, dir))
 	}
 }
 

@@ -95,6 +95,8 @@ func (f *inspectFlags) nodes(cmd *cobra.Command, args []string) error {
 	}
 	if len(args) > 0 && f.fromCluster == allNodes {
 		f.fromCluster, args = args[0], args[1:]
+	} else if len(args) == 1 && f.fromCluster == "" {
+		return fmt.Errorf("unexpected argument %q: for a node of the cluster, %s --from-cluster %[1]s", args[0], cmd.CommandPath())
 	}
 	return cli.NoArgs(cmd, args)
 }

@@ -69,7 +69,7 @@ func TestInspect_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"output":                     {[]string{"-o", "yaml"}, []string{`--output "yaml"`, "table, wide, json"}},
+		"output":                     {[]string{"-o", "xml"}, []string{`--output "xml"`, "table, wide, json, yaml"}},
 		"argument":                   {[]string{"gpu-1"}, []string{`unexpected argument "gpu-1"`}},
 		"unknown flag":               {[]string{"--form-cluster", "n"}, []string{"--form-cluster"}},
 		"kubeconfig of nothing":      {[]string{"--kubeconfig", "x"}, []string{"--kubeconfig", "--from-cluster"}},
@@ -111,7 +111,7 @@ func TestInspect_NoDriver(t *testing.T) {
 }
 
 func TestInspect_ClosedPipe(t *testing.T) {
-	for _, form := range []string{"table", "wide", "json"} {
+	for _, form := range []string{"table", "wide", "json", "yaml"} {
 		var stderr bytes.Buffer
 		if got := cli.Run(t.Context(), New("cleave"), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != cli.ExitFailed {
 			t.Errorf("-o %s: got exit code %d, want %d", form, got, cli.ExitFailed)

@@ -31,8 +31,8 @@ func (f *inspectFlags) advise(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if f.Format == "json" {
-		return cli.PrintJSON(w, advice)
+	if f.Structured() {
+		return cli.PrintAs(w, f.Format, advice)
 	}
 	return advice.Print(w, f.Format == "wide")
 }

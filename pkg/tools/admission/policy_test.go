@@ -3,6 +3,7 @@
 package admission
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,12 +13,14 @@ import (
 
 	celgo "github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
+	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/apis/cel"
@@ -35,26 +38,36 @@ func (e *expression) GetName() string            { return e.name }
 func (e *expression) GetExpression() string      { return e.text }
 func (e *expression) ReturnTypes() []*celgo.Type { return []*celgo.Type{e.returns} }
 
-// claimPolicy is the policy cleave-claims, compiled as the API server does.
+// claimPolicy is a policy, compiled as the API server does.
 type claimPolicy struct {
 	// matches says whether a request is one that the policy is for, validates whether the object is right.
 	matches, validates plugincel.ConditionEvaluator
+	// says are the messages that the policy makes up.
+	says plugincel.ConditionEvaluator
 }
 
-// policyOf reads it from the manifests.
-func policyOf(t *testing.T) claimPolicy {
+// policyOf reads a ValidatingAdmissionPolicy from the manifests.
+func policyOf(t *testing.T, name string) claimPolicy {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "..", "deployments", "manifests", "install.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var policy admissionregistrationv1.ValidatingAdmissionPolicy
 	for document := range strings.SplitSeq(string(data), "\n---\n") {
-		if strings.Contains(document, "kind: ValidatingAdmissionPolicy\n") && strings.Contains(document, "name: cleave-claims\n") {
-			if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
-				t.Fatal(err)
-			}
+		if strings.Contains(document, "kind: ValidatingAdmissionPolicy\n") && strings.Contains(document, "name: "+name+"\n") {
+			return compiled(t, document)
 		}
+	}
+	t.Fatalf("the manifests have no policy %s", name)
+	return claimPolicy{}
+}
+
+// compiled compiles a policy as the API server does.
+func compiled(t *testing.T, document string) claimPolicy {
+	t.Helper()
+	var policy admissionregistrationv1.ValidatingAdmissionPolicy
+	if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
+		t.Fatal(err)
 	}
 	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {
@@ -66,19 +79,19 @@ func policyOf(t *testing.T) claimPolicy {
 			t.Fatalf("variable %s: %v", v.Name, r.Error)
 		}
 	}
-	var conditions []plugincel.ExpressionAccessor
+	var conditions, messages []plugincel.ExpressionAccessor
 	for _, v := range policy.Spec.Validations {
 		conditions = append(conditions, &expression{v.Message, v.Expression, celgo.BoolType})
-	}
-	if len(conditions) < 10 {
-		t.Fatalf("got %d validations", len(conditions))
+		messages = append(messages, &expression{v.Message, cmp.Or(v.MessageExpression, `""`), celgo.StringType})
 	}
 	var matches []plugincel.ExpressionAccessor
 	for _, m := range policy.Spec.MatchConditions {
 		matches = append(matches, &expression{m.Name, m.Expression, celgo.BoolType})
 	}
 	return claimPolicy{
-		matches: compiler.CompileCondition(matches, options, environment.NewExpressions), validates: compiler.CompileCondition(conditions, options, environment.NewExpressions),
+		matches:   compiler.CompileCondition(matches, options, environment.NewExpressions),
+		validates: compiler.CompileCondition(conditions, options, environment.NewExpressions),
+		says:      compiler.CompileCondition(messages, options, environment.NewExpressions),
 	}
 }
 
@@ -91,14 +104,7 @@ func refuses(t *testing.T, policy claimPolicy, kind string, object, before runti
 		t.Fatal(err)
 	}
 	gvk := resourceapi.SchemeGroupVersion.WithKind(kind)
-	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
-	operation := admission.Create
-	attributes := &admission.VersionedAttributes{VersionedObject: admission.NewLazyObject(object), VersionedKind: gvk}
-	if before != nil {
-		operation, attributes.VersionedOldObject = admission.Update, admission.NewLazyObject(before)
-	}
-	attributes.Attributes = admission.NewAttributesRecord(object, before, gvk, "team", of.GetName(), gvr, "", operation, nil, false, nil)
-	request := plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
+	attributes, request := requestOf(gvk, of.GetName(), object, before)
 	evaluate := func(all plugincel.ConditionEvaluator) string {
 		results, _, err := all.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
 		if err != nil {
@@ -124,9 +130,21 @@ func refuses(t *testing.T, policy claimPolicy, kind string, object, before runti
 	return evaluate(policy.validates)
 }
 
+// requestOf is what the API server asks about an object that is created, or updated if it was another before.
+func requestOf(gvk schema.GroupVersionKind, name string, object, before runtime.Object) (*admission.VersionedAttributes, *admissionv1.AdmissionRequest) {
+	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
+	operation := admission.Create
+	attributes := &admission.VersionedAttributes{VersionedObject: admission.NewLazyObject(object), VersionedKind: gvk}
+	if before != nil {
+		operation, attributes.VersionedOldObject = admission.Update, admission.NewLazyObject(before)
+	}
+	attributes.Attributes = admission.NewAttributesRecord(object, before, gvk, "team", name, gvr, "", operation, nil, false, nil)
+	return attributes, plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
+}
+
 // The ValidatingAdmissionPolicy of the chart and the webhook refuse the same objects; an expression that fails is no answer.
 func TestPolicy_AsWebhook(t *testing.T) {
-	policy := policyOf(t)
+	policy := policyOf(t, "cleave-claims")
 	data, err := os.ReadFile(filepath.Join("..", "validation", "testdata", "objects.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +188,7 @@ func TestPolicy_AsWebhook(t *testing.T) {
 
 // The largest claim that the API takes stays below the limit of what an expression may cost.
 func TestPolicy_LargestClaim(t *testing.T) {
-	policy := policyOf(t)
+	policy := policyOf(t, "cleave-claims")
 	claim := claimYAML(t, "{}")
 	devices := &claim.Spec.Devices
 	var names []string

@@ -29,8 +29,9 @@ type Running struct {
 	PodsUnread, BudgetsUnread error
 }
 
-// Waits reports whether a question is about a pod without a node, for which others could be evicted.
-func (q *Question) Waits() bool { return q.pod != nil && q.scheduled == "" }
+// Waits reports whether a question is about a pod without a node, for which others could be evicted. The priority of one that is not
+// created is not known.
+func (q *Question) Waits() bool { return q.pod != nil && q.scheduled == "" && !q.planned }
 
 // room is what evictions on a node come to.
 type room struct {
@@ -58,7 +59,7 @@ type evictions struct {
 // eviction says who could be evicted for the pod of a question; nil where nobody is looked for.
 func (s *search) eviction(ctx context.Context) *Eviction {
 	pod := s.question.pod
-	if pod == nil || s.Running == nil || len(s.open) == 0 || ctx.Err() != nil {
+	if !s.question.Waits() || s.Running == nil || len(s.open) == 0 || ctx.Err() != nil {
 		return nil
 	}
 	e := &Eviction{Priority: schedulinghelpers.PodPriority(pod), Scheduler: pod.Spec.SchedulerName}

@@ -20,7 +20,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		return nil, c.brokenBy
 	}
 	if q.scheduled != "" {
-		return &Explanation{Subject: q.subject, State: Scheduled, Node: q.scheduled}, nil
+		return &Explanation{Subject: q.subject, State: Scheduled, Node: q.scheduled, Notes: q.notes}, nil
 	}
 	e := &Explanation{Subject: q.subject, State: Refused, Notes: q.notes}
 	var fixed causes

@@ -52,7 +52,7 @@ func podOf(claims ...string) *corev1.Pod {
 	for _, name := range claims {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
 	}
-	return pod
+	return using(pod)
 }
 
 // namespace has claims by name.
@@ -198,8 +198,8 @@ func TestExplain_Pods(t *testing.T) {
 	template := "trainer"
 	fromTemplate := func() *corev1.Pod {
 		pod := podOf()
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
-		return pod
+		pod.Spec.ResourceClaims, pod.Spec.Containers = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}, nil
+		return using(pod)
 	}
 	tests := map[string]func(b *bed) *Question{
 		"pod-fits": func(b *bed) *Question {

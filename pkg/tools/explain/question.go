@@ -25,6 +25,8 @@ type Question struct {
 	resources []corev1.ResourceName
 	// scheduled is the node of a pod that has one; nothing is asked of it.
 	scheduled string
+	// planned is set for a pod that need not exist, whose claims are not created either.
+	planned bool
 }
 
 // AboutClaim asks about a claim, which need not exist.
@@ -52,9 +54,24 @@ type Namespace struct {
 // AboutPod asks about the claims of a pod, and its extended resources that DeviceClasses serve.
 func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod, scheduled: pod.Spec.NodeName}
-	if q.scheduled != "" {
-		return q
+	if q.scheduled == "" {
+		q.asks(in, o)
 	}
+	q.miswirings(in, o)
+	return q
+}
+
+// AboutPlanned asks about a pod that is not created yet, of an object that the subject names.
+func AboutPlanned(subject string, pod *corev1.Pod, in Namespace, o Objects) *Question {
+	q := &Question{subject: subject, pod: pod, planned: true}
+	q.asks(in, o)
+	q.miswirings(in, o)
+	return q
+}
+
+// asks adds what the pod asks for, and what else keeps it from a node.
+func (q *Question) asks(in Namespace, o Objects) {
+	pod := q.pod
 	for i := range pod.Spec.ResourceClaims {
 		q.podClaim(&pod.Spec.ResourceClaims[i], in)
 	}
@@ -71,7 +88,13 @@ func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 			q.notes = append(q.notes, "The scheduler says: "+c.Message)
 		}
 	}
-	return q
+}
+
+// miswirings notes what is wrong between containers and claims.
+func (q *Question) miswirings(in Namespace, o Objects) {
+	for _, m := range Miswirings(q.pod, in, o) {
+		q.notes = append(q.notes, strings.ToUpper(m.Message[:1])+m.Message[1:]+".")
+	}
 }
 
 // podClaim adds a claim of the pod. For one that does not exist, it adds why, and what its template would give.
@@ -100,13 +123,18 @@ func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) {
 		q.causes = append(q.causes, Cause{Kind: TemplateMissing, name: *ref.ResourceClaimTemplateName})
 		return
 	}
-	q.causes = append(q.causes, Cause{Kind: NotCreated, name: template.Name})
+	if !q.planned {
+		q.causes = append(q.causes, Cause{Kind: NotCreated, name: template.Name})
+	}
 	q.claims = append(q.claims, withDefaults(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: ref.Name}, Spec: template.Spec.Spec}))
 }
 
 // existing adds a claim, and why the pod cannot use it.
 func (q *Question) existing(claim *resourceapi.ResourceClaim) {
+	if q.planned { // the claim may be, too
+		claim = withDefaults(claim)
+	}
 	q.claims = append(q.claims, claim)
 	why := ""
 	switch {

@@ -219,12 +219,12 @@ func PackedState(cache *pools.Cache, p Pool) (*packing.State, error) {
 	return state, nil
 }
 
-// Print writes a line for each node, and the totals.
-func (f *Fleet) Print(w io.Writer) error {
+// Print writes a line for each node, and the totals; several lines on a narrow terminal.
+func (f *Fleet) Print(w io.Writer, o Options) error {
 	if len(f.Nodes) == 0 {
 		return errors.New("no node has ResourceSlices of driver " + f.Driver + ": no plugin runs, or none finds a GPU: see its pods' logs")
 	}
-	p := &printer{}
+	p := &printer{fit: o.Width}
 	for _, problem := range f.Problems {
 		p.linef("PROBLEM: %s", problem)
 	}
@@ -237,7 +237,8 @@ func (f *Fleet) Print(w io.Writer) error {
 		}
 		rows = append(rows, row)
 	}
-	p.table(append(rows, f.Totals.row(count(int64(len(f.Nodes)), "node", "nodes"), "")))
+	rows = append(rows, f.Totals.row(count(int64(len(f.Nodes)), "node", "nodes"), ""))
+	p.table(withoutZeros(rows, slices.Index(rows[0], "WHOLE"), slices.Index(rows[0], "FITS"), o.Width))
 	for i := range f.Nodes {
 		for _, problem := range f.Nodes[i].Problems {
 			p.linef("PROBLEM: %s: %s", f.Nodes[i].Node, problem)

@@ -47,7 +47,7 @@ func TestOfFleet(t *testing.T) {
 	states := map[string]string{testNode: "", "gpu-3": "", "gpu-4": "", "gpu-5": "", "gpu-6": NodeCordoned} // gpu-7 is deleted
 	f := OfFleet(testDriver, set, busy.Claims, busy.Rules, states)
 	var out bytes.Buffer
-	if err := f.Print(&out); err != nil {
+	if err := f.Print(&out, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "fleet.txt", out.String())
@@ -56,7 +56,7 @@ func TestOfFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "fleet.json", string(data)+"\n")
-	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil).Print(&out); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
+	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil).Print(&out, Options{}); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
 		t.Errorf("without slices: got %v", err)
 	}
 }

@@ -228,6 +228,7 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	text(&v.FabricClusterUUID, "fabricClusterUUID")
 	text(&d.view.DriverVersion, "driverVersion")
 	text(&d.view.CUDAVersion, "cudaDriverVersion")
+	d.view.DriverVersion, d.view.CUDAVersion = driverText(d.view.DriverVersion), shortVersion(d.view.CUDAVersion)
 	if capable := dev.attribute("migCapable").BoolValue; v.MIG == "" && capable != nil {
 		v.MIG = "no"
 		if *capable {

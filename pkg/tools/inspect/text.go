@@ -19,7 +19,7 @@ import (
 type Options struct {
 	// ASCII avoids characters that old terminals lack.
 	ASCII bool
-	// Width of the terminal in characters, for slice maps; 0 for 100.
+	// Width of the terminal in characters; 0 for none, such as a pipe: slice maps then have 100, and a row of a table is a line.
 	Width int
 	// Wide adds UUIDs, and all shapes with their states.
 	Wide bool
@@ -29,10 +29,11 @@ const defaultWidth = 100
 
 // Print writes a view for people.
 func (v *View) Print(w io.Writer, o Options) error {
+	fit := o.Width
 	if o.Width <= 0 {
 		o.Width = defaultWidth
 	}
-	p := &printer{view: v, options: o}
+	p := &printer{view: v, options: o, fit: fit}
 	p.title()
 	p.overview()
 	p.claims()
@@ -54,6 +55,8 @@ type printer struct {
 	strings.Builder
 	view    *View
 	options Options
+	// fit is the width that tables are broken for; 0 for none.
+	fit int
 }
 
 func (p *printer) linef(format string, args ...any) {
@@ -79,19 +82,12 @@ func printable(s string) string {
 
 // table writes rows in columns.
 func (p *printer) table(rows [][]string) {
-	var width []int
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(width) {
-				width = append(width, 0)
-			}
-			width[i] = max(width[i], utf8.RuneCountInString(printable(cell)))
-		}
-	}
+	rows = fitted(rows, p.fit)
+	width := widths(rows)
 	for _, row := range rows {
 		var line strings.Builder
 		for i, cell := range row {
-			line.WriteString(cell + strings.Repeat(" ", width[i]-utf8.RuneCountInString(printable(cell))+2))
+			line.WriteString(cell + strings.Repeat(" ", width[i]-utf8.RuneCountInString(printable(cell))+gap))
 		}
 		p.linef("%s", line.String())
 	}

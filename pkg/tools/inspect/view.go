@@ -30,7 +30,7 @@ type View struct {
 	Driver string `json:"driver"`
 	// Policy is the active policy; empty if unknown, as in a cluster.
 	Policy string `json:"policy,omitempty"`
-	// DriverVersion and CUDAVersion are those of the NVIDIA driver; in slices, semantic versions.
+	// DriverVersion and CUDAVersion are those of the NVIDIA driver, as nvidia-smi writes them.
 	DriverVersion string `json:"driverVersion,omitempty"`
 	CUDAVersion   string `json:"cudaVersion,omitempty"`
 	// ConfidentialComputing reports that the GPUs run in that mode; false if unknown, as in a cluster.

@@ -64,6 +64,9 @@ func (i *Import) serve(resource, why string, s selector) {
 		c = &class{resource: resource, why: why}
 		i.classes[resource] = c
 	}
+	if !slices.Contains(strings.Split(c.why, "; or "), why) {
+		c.why += "; or " + why
+	}
 	if !slices.ContainsFunc(c.selectors, func(t selector) bool { return reflect.DeepEqual(s, t) }) {
 		c.selectors = append(c.selectors, s)
 	}

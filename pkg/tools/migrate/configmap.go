@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
-	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
@@ -22,26 +23,139 @@ type Part struct {
 	Data []byte
 }
 
-// Parts are those of a file: the keys of a ConfigMap in their order, or the file itself.
-func Parts(file string, data []byte) ([]Part, error) {
-	whole := []Part{{File: file, Data: data}}
+// Parts are what a file holds for an import.
+type Parts struct {
+	Parts []Part
+	// PassedOver are its other objects and keys, each with what it is.
+	PassedOver []string
+	// Defaults are the configurations that nodes without a label have, by format, as a ClusterPolicy of the GPU operator names them.
+	Defaults map[string]string
+}
+
+// object is what an import reads of a Kubernetes object.
+type object struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        metav1.ObjectMeta `json:"metadata"`
+	Data            map[string]string `json:"data"`
+	Items           []json.RawMessage `json:"items"`
+	Spec            struct {
+		DevicePlugin component `json:"devicePlugin"`
+		MIGManager   component `json:"migManager"`
+	} `json:"spec"`
+}
+
+// component is a part of the GPU operator (api/nvidia/v1/clusterpolicy_types.go).
+type component struct {
+	Config struct {
+		Default string `json:"default"`
+	} `json:"config"`
+}
+
+// PartsOf finds what a file holds of a format: the keys of its ConfigMaps in their order, or the file itself. Other objects, such as
+// the ClusterPolicy that kubectl or a repository has beside them, are passed over.
+func PartsOf(file, format string, data []byte) (*Parts, error) {
+	p := &Parts{Defaults: map[string]string{}}
+	whole := &Parts{Parts: []Part{{File: file, Data: data}}}
 	documents, err := v1alpha1.Documents(data)
-	if err != nil || len(documents) != 1 || documents[0].Err != nil {
+	if err != nil {
 		return whole, nil //nolint:nilerr // decoding the format says it in its own words
 	}
-	var object corev1.ConfigMap
-	if json.Unmarshal(documents[0].JSON, &object.TypeMeta) != nil || object.APIVersion != "v1" || object.Kind != "ConfigMap" {
-		return whole, nil //nolint:nilerr // a file of another kind
+	plain := 0
+	for _, d := range documents {
+		if o := objectOf(d.JSON); d.Err == nil && o != nil {
+			if err := p.add(file, format, o, d.JSON); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		plain++
+		p.Parts = append(p.Parts, Part{File: file, Data: d.JSON})
 	}
-	if err := json.Unmarshal(documents[0].JSON, &object); err != nil {
-		return nil, fmt.Errorf("%s: read the ConfigMap: %w", file, err)
+	switch {
+	case plain > 1 || plain == len(documents):
+		return whole, nil
+	case len(p.Parts) == 0:
+		return nil, fmt.Errorf("%s: only a ConfigMap can be imported: passed over: %s", file, strings.Join(p.PassedOver, ", "))
 	}
-	if len(object.Data) == 0 {
-		return nil, fmt.Errorf("%s: ConfigMap %s has no data", file, object.Name)
+	return p, nil
+}
+
+// objectOf is nil for what is no Kubernetes object.
+func objectOf(raw []byte) *object {
+	o := &object{}
+	if json.Unmarshal(raw, &o.TypeMeta) != nil || o.APIVersion == "" || o.Kind == "" {
+		return nil
 	}
-	var parts []Part
-	for _, key := range slices.Sorted(maps.Keys(object.Data)) {
-		parts = append(parts, Part{Name: key, File: file + ", " + key, Data: []byte(object.Data[key])})
+	return o
+}
+
+// add takes up an object.
+func (p *Parts) add(file, format string, o *object, raw []byte) error {
+	name := o.Kind
+	err := json.Unmarshal(raw, o)
+	if o.Metadata.Name != "" {
+		name += " " + o.Metadata.Name
 	}
-	return parts, nil
+	switch {
+	case o.APIVersion == "v1" && (o.Kind == "ConfigMap" || o.Kind == "List") && err != nil:
+		return fmt.Errorf("%s: read the %s: %w", file, o.Kind, err)
+	case o.APIVersion == "v1" && o.Kind == "List":
+		for _, raw := range o.Items {
+			item := objectOf(raw)
+			if item == nil || item.Kind == "List" {
+				return fmt.Errorf("%s: read the List: an item is no object", file)
+			}
+			if err := p.add(file, format, item, raw); err != nil {
+				return err
+			}
+		}
+	case o.APIVersion == "v1" && o.Kind == "ConfigMap":
+		return p.keys(file, format, o)
+	case o.Kind == "ClusterPolicy":
+		p.Defaults["device-plugin"], p.Defaults["mig-parted"] = o.Spec.DevicePlugin.Config.Default, o.Spec.MIGManager.Config.Default
+		fallthrough
+	default:
+		p.PassedOver = append(p.PassedOver, printable(name))
+	}
+	return nil
+}
+
+// keys takes up those of a ConfigMap that are of the format; where none is, all of them, as their errors say why.
+func (p *Parts) keys(file, format string, o *object) error {
+	if len(o.Data) == 0 {
+		return fmt.Errorf("%s: ConfigMap %s has no data", file, o.Metadata.Name)
+	}
+	keys := slices.Sorted(maps.Keys(o.Data))
+	others := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return isOf(format, o.Data[key]) })
+	if len(others) == len(keys) {
+		others = nil
+	}
+	for _, key := range keys {
+		if slices.Contains(others, key) {
+			p.PassedOver = append(p.PassedOver, printable("key "+key+" of ConfigMap "+o.Metadata.Name))
+			continue
+		}
+		text := o.Data[key]
+		if format == "device-plugin" && strings.TrimSpace(text) == "" {
+			text = "version: v1" // the plugin's defaults, which an empty key gives; an empty file is a mistake
+		}
+		p.Parts = append(p.Parts, Part{Name: key, File: file + ", " + key, Data: []byte(text)})
+	}
+	return nil
+}
+
+// isOf reports whether a text was meant for a file of a format: by one of its fields, or for being empty, which the device plugin takes.
+func isOf(format, text string) bool {
+	fields := map[string][]string{
+		"device-plugin": {"version", "flags", "resources", "sharing", "imex"}, "mig-parted": {"mig-configs"},
+	}[format]
+	documents, err := v1alpha1.Documents([]byte(text))
+	if err != nil || len(documents) == 0 {
+		return err == nil && format == "device-plugin"
+	}
+	var found map[string]any
+	if documents[0].Err != nil || json.Unmarshal(documents[0].JSON, &found) != nil {
+		return false
+	}
+	return slices.ContainsFunc(fields, func(name string) bool { _, has := found[name]; return has })
 }

@@ -22,8 +22,12 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 		return nil, err
 	}
 	p := &pluginImport{file: f, Import: newImport("device-plugin", options)}
-	policy := newPolicy(cmp.Or(options.Name, v1alpha1.DefaultPolicy))
+	name := cmp.Or(options.Name, v1alpha1.DefaultPolicy)
+	policy := newPolicy(v1alpha1.PolicyNameOf(name))
 	p.Policies, p.policy = []*v1alpha1.NodePolicy{policy}, policy.Metadata.Name
+	if policy.Metadata.Name != name {
+		p.note("", name, "the policy is named %s, as names have lower-case letters; nodes with either label have it", policy.Metadata.Name)
+	}
 	p.noteFlags(&f.Flags)
 	p.noteStrategy()
 	p.nameResources()
@@ -266,8 +270,18 @@ func (p *pluginImport) noteSharing(w *way) {
 	if f := w.FailRequestsGreaterThanOne; f != nil {
 		value = fmt.Sprint(*f)
 	}
-	p.note(w.field+".failRequestsGreaterThanOne", value, "no equivalent: a request for 2 gets shares of two different GPUs, and waits "+
-		"where there is one GPU. To forbid it, use a ValidatingAdmissionPolicy or a LimitRange")
+	const two = "a request for 2 gets shares of two different GPUs, and waits where there is one GPU"
+	if refuses := cmp.Or(w.FailRequestsGreaterThanOne, new(w.kind == kindMPS)); *refuses {
+		p.note(w.field+".failRequestsGreaterThanOne", value, "the ValidatingAdmissionPolicy of the import refuses requests for 2, where the "+
+			"resource stands for shares on all nodes; without it, %s", two)
+		for i := range w.Resources {
+			if e := &w.Resources[i]; e.shared() {
+				p.single[w.name(e)], p.single[w.plainName(e)] = true, true
+			}
+		}
+	} else {
+		p.note(w.field+".failRequestsGreaterThanOne", value, "%s", two)
+	}
 	if w.kind == kindTimeSlice {
 		p.note(w.field, "", "each share is counted as its part of the GPU's memory; a driver of release 615 or later holds pods to it, which "+
 			"the plugin does not")

@@ -261,7 +261,11 @@ func TestDevicePlugin_NoVersion(t *testing.T) {
 	if err != nil || i.Policies[0].Metadata.Name != "training" {
 		t.Errorf("got %v, %v", i, err)
 	}
-	if _, err := DevicePlugin([]byte("version: v1"), Options{Name: "Training"}); err == nil || !strings.Contains(err.Error(), "metadata.name") {
+	i, err = DevicePlugin([]byte("version: v1"), Options{Name: "Training_A"})
+	if err != nil || i.Policies[0].Metadata.Name != "training-a" || !strings.Contains(i.Notes[0].String(), "Training_A: the policy is named training-a") {
+		t.Errorf("a name with capitals: got %v, %v", i, err)
+	}
+	if _, err := DevicePlugin([]byte("version: v1"), Options{Name: "a b"}); err == nil || !strings.Contains(err.Error(), "metadata.name") {
 		t.Errorf("a name that is none: got %v", err)
 	}
 }

@@ -47,6 +47,12 @@ func written(t *testing.T, i *Import) string {
 	if err := i.WriteClasses(&out); err != nil {
 		t.Fatal(err)
 	}
+	if len(i.SingleShares()) > 0 {
+		out.WriteString("---\n")
+	}
+	if err := i.WriteAdmission(&out); err != nil {
+		t.Fatal(err)
+	}
 	return out.String()
 }
 
@@ -68,6 +74,9 @@ func TestGolden(t *testing.T) {
 			}
 			imported, err := readers[kind](data, Options{File: name + ".yaml"})
 			if err != nil {
+				t.Fatal(err)
+			}
+			if err := imported.SetDefault(""); err != nil {
 				t.Fatal(err)
 			}
 			got := written(t, imported)
@@ -128,11 +137,29 @@ func checkImport(t *testing.T, i *Import) {
 		checkClass(t, want)
 		names = append(names, want.Name)
 	}
+	if len(i.SingleShares()) > 0 {
+		checkAdmission(t, reader)
+	}
 	if rest, err := reader.Read(); !errors.Is(err, io.EOF) {
 		t.Errorf("there is more: %q, %v", rest, err)
 	}
 	if unique := slices.Compact(slices.Sorted(slices.Values(names))); len(unique) != len(names) {
 		t.Errorf("names of classes are there twice: %v", names)
+	}
+}
+
+// checkAdmission reads a ValidatingAdmissionPolicy and its binding.
+func checkAdmission(t *testing.T, reader *utilyaml.YAMLReader) {
+	t.Helper()
+	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	for range 2 {
+		document, err := reader.Read()
+		if err == nil {
+			_, _, err = strict.Decode(document, nil, nil)
+		}
+		if err != nil {
+			t.Errorf("the admission policy: %v\n%s", err, document)
+		}
 	}
 }
 

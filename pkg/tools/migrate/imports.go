@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -41,11 +42,16 @@ type Import struct {
 	driver  string
 	classes map[string]*class // by resource
 	noted   map[Note]bool
+	// single are shared resources of which a container may ask for one.
+	single map[string]bool
+	// copied are notes about a policy that is there twice.
+	copied []Note
 }
 
 func newImport(source string, o Options) *Import {
 	return &Import{
 		source: source, file: o.File, driver: cmp.Or(o.Driver, v1alpha1.Group), classes: map[string]*class{}, noted: map[Note]bool{},
+		single: map[string]bool{},
 	}
 }
 
@@ -102,6 +108,7 @@ func (i *Import) Add(other *Import) error {
 	slices.SortFunc(i.Policies, func(a, b *v1alpha1.NodePolicy) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
 	i.LeftOut = append(i.LeftOut, other.LeftOut...)
 	i.Notes = append(i.Notes, other.Notes...)
+	maps.Copy(i.single, other.single)
 	for _, c := range other.sorted() {
 		for _, s := range c.selectors {
 			i.serve(c.resource, c.why, s)

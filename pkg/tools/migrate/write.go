@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -58,7 +59,11 @@ func (i *Import) WriteComments(w io.Writer, p *v1alpha1.NodePolicy) error {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "# Made by cleave import %s.\n", i.source)
 	head := "# Not taken over as it is:\n"
-	for _, n := range i.Notes {
+	notes := i.Notes
+	if p != nil {
+		notes = slices.Concat(notes, i.copied)
+	}
+	for _, n := range notes {
 		if p == nil || n.policy == "" || n.policy == p.Metadata.Name {
 			fmt.Fprintf(&out, "%s# - %s\n", head, n)
 			head = ""

@@ -16,6 +16,8 @@ import (
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // The rules of the API server for what authors write (k8s.io/kubernetes v1.37.2, pkg/apis/resource/validation). No library
@@ -276,10 +278,32 @@ func (v *validation) warnings(o *object) {
 		}
 		var meta metav1.TypeMeta
 		forUs := json.Unmarshal(c.Opaque.Parameters.Raw, &meta) == nil && strings.HasPrefix(meta.APIVersion, "gpu.cleave.dev/")
-		if near := distance(c.Opaque.Driver, v.Rules.Driver) <= 2; near || forUs {
-			o.file.Notes = append(o.file.Notes, fmt.Sprintf(
-				"%s: %s: %s: driver %q is not Cleave's, which ignores these parameters: did you mean %q?",
-				o.file.Path, o.name, path.Index(i).Child("opaque", "driver"), c.Opaque.Driver, v.Rules.Driver))
+		var not string
+		switch near := distance(c.Opaque.Driver, v.Rules.Driver) <= 2; {
+		case near || forUs:
+			not = "is not Cleave's, which ignores these parameters"
+		case v.isOurs(o):
+			not = "is not that of Cleave's classes, which all requests name: these parameters are ignored"
+		default:
+			continue
+		}
+		o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: driver %q %s: did you mean %q?",
+			o.file.Path, o.name, path.Index(i).Child("opaque", "driver"), c.Opaque.Driver, not, v.Rules.Driver))
+	}
+}
+
+// isOurs reports whether all requests of a claim, or of the claims of a template, are of classes for the driver's devices.
+func (v *validation) isOurs(o *object) bool {
+	spec, _ := specOf(o.Object)
+	if spec == nil || len(spec.Devices.Requests) == 0 {
+		return false
+	}
+	for i := range spec.Devices.Requests {
+		for _, r := range requestsOf(&spec.Devices.Requests[i], field.NewPath("spec")) {
+			if class := v.classes[r.class]; class == nil || !resourcepool.SelectsDriver(class, v.Rules.Driver) {
+				return false
+			}
 		}
 	}
+	return true
 }

@@ -43,7 +43,9 @@ func TestFiles_DriverNames(t *testing.T) {
 		"letters exchanged": {of("gpu.cleave.dve", "x/v1"), []string{strings.Replace(warning, "%q", `"gpu.cleave.dve"`, 1)}},
 		"a letter missing":  {of("gpu.cleav.dev", "x/v1"), []string{strings.Replace(warning, "%q", `"gpu.cleav.dev"`, 1)}},
 		"our parameters":    {of("gpu.example.com", "gpu.cleave.dev/v1alpha1"), []string{strings.Replace(warning, "%q", `"gpu.example.com"`, 1)}},
-		"another's":         {of("gpu.nvidia.com", "resource.nvidia.com/v1beta1"), nil},
+		"another's": {of("gpu.nvidia.com", "resource.nvidia.com/v1beta1"), []string{
+			`f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque.driver: driver "gpu.nvidia.com" is not that of Cleave's classes, which all requests name: these parameters are ignored: did you mean "gpu.cleave.dev"?`,
+		}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,16 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(head + devices + "}}\n"))
 	}
 	f.Add([]byte("apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{}]}\n---\n" + head + "}}"))
+	const template = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t}\nspec: {spec: {devices: {" + request + "}}]}}}\n---\n"
+	for _, spec := range []string{
+		`containers: [{name: a, resources: {claims: [{name: gpu}]}}], resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]`,
+		`containers: [{name: a, resources: {claims: [{name: gpu, request: x}], limits: {nvidia.com/gpu: 9}}}], resourceClaims: [{name: gpu, resourceClaimName: t}]`,
+		`initContainers: [{name: i, restartPolicy: Always, resources: {limits: {nvidia.com/mig-1g.10gb: 4611686018427387904}}}], containers: [{name: a, resources: {limits: {nvidia.com/gpu: 0.5}}}]`,
+		`containers: [{name: a, resources: {limits: {deviceclass.resource.kubernetes.io/gpu.cleave.dev: 1, a/b: -1}}}], nodeName: x`,
+	} {
+		f.Add([]byte(template + "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {" + spec + "}\n"))
+		f.Add([]byte(template + "apiVersion: v1\nkind: List\nitems: [{apiVersion: ray.io/v1, kind: RayCluster, spec: {headGroupSpec: {template: {spec: {" + spec + "}}}}}]\n"))
+	}
 	objects := explain.Objects{Driver: "gpu.cleave.dev", Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}}}
 	inventory, err := models.Load("hgx-h100")
 	if err != nil {
@@ -48,13 +58,17 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		var questions []*explain.Question
-		for _, object := range decoded {
-			switch object := object.(type) {
-			case *resourceapi.ResourceClaim:
-				questions = append(questions, explain.AboutClaim(object))
-			case *resourceapi.ResourceClaimTemplate:
-				questions = append(questions, explain.AboutTemplate(object))
-			}
+		in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{}}
+		for _, claim := range decoded.Claims {
+			in.Claims[claim.Name] = claim
+			questions = append(questions, explain.AboutClaim(claim))
+		}
+		for _, template := range decoded.Templates {
+			in.Templates[template.Name] = template
+			questions = append(questions, explain.AboutTemplate(template))
+		}
+		for i := range decoded.Pods {
+			questions = append(questions, explain.AboutPlanned("Pod", decoded.Pods[i].Pod.Pod, in, objects))
 		}
 		cluster := explain.NewCluster(objects, questions...)
 		for i := range list.Items {

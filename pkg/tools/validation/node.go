@@ -38,9 +38,6 @@ func (v *validation) checkOnNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := v.addClasses(); err != nil {
-		return err
-	}
 	if p == nil {
 		return nil // it is wrong, which was said
 	}
@@ -54,6 +51,11 @@ func (v *validation) checkOnNode(ctx context.Context) error {
 			if err := v.checkClaim(ctx, o, spec.Devices, path, n); err != nil {
 				return err
 			}
+		}
+	}
+	for _, p := range v.pods {
+		if err := (podChecks{v}).checkPodOn(ctx, p, n); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -125,13 +127,17 @@ func (n *onNode) misfit(ctx context.Context, o *object, devices resourceapi.Devi
 	if named, ok := o.Object.(metav1.Object); ok {
 		claim.Namespace, claim.Name = named.GetNamespace(), named.GetName()
 	}
-	q := explain.AboutClaim(claim)
+	return n.refusal(ctx, explain.AboutClaim(claim))
+}
+
+// refusal says why the node does not give what a question asks for; empty where it does.
+func (n *onNode) refusal(ctx context.Context, q *explain.Question) (string, error) {
 	c := explain.NewCluster(n.objects, q)
 	for i := range n.slices {
 		c.AddSlice(&n.slices[i])
 	}
 	e, err := c.Explain(ctx, q)
-	if err != nil || e.State == explain.Fits {
+	if err != nil || e.State != explain.Refused {
 		return "", err
 	}
 	causes := e.Causes
@@ -168,7 +174,7 @@ func (v *validation) checkClaim(ctx context.Context, o *object, devices resource
 		}
 	}
 	if !fits {
-		return nil
+		return nil // o.wrong is set
 	}
 	why, err := n.misfit(ctx, o, devices)
 	if why != "" {
@@ -184,6 +190,9 @@ func (v *validation) classesKnown(o *object, devices *resourceapi.DeviceClaim, p
 		for _, r := range requestsOf(&devices.Requests[i], path.Child("requests").Index(i)) {
 			if v.classes[r.class] == nil {
 				known = false
+				if v.isMisspelled(r.class) {
+					continue // which was said
+				}
 				o.file.Notes = append(o.file.Notes,
 					fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not checked against %s",
 						o.file.Path, o.name, r.path, r.class, v.Node.Words))

@@ -3,9 +3,7 @@
 package validation
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -56,43 +54,6 @@ func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
 	return decoded, utilerrors.NewAggregate(strict)
 }
 
-// Decode reads the claims, templates and classes of a file strictly. Other objects are an error, and so is what the API server
-// refuses: the allocator is made for objects that it has admitted.
-func Decode(data []byte) ([]runtime.Object, error) {
-	documents, err := v1alpha1.Documents(data)
-	if err != nil {
-		return nil, err
-	}
-	var objects []runtime.Object
-	for _, d := range documents {
-		h := &header{}
-		err := errors.Join(d.Err, json.UnmarshalCaseSensitivePreserveInts(d.JSON, h))
-		if err == nil && !isClaimOrClass(h) {
-			err = fmt.Errorf("%s is not a ResourceClaim, ResourceClaimTemplate or DeviceClass of resource.k8s.io/v1", h.name())
-		}
-		var decoded runtime.Object
-		if err == nil {
-			decoded, err = decodeStrictly(h.Kind, d.JSON)
-		}
-		if err == nil {
-			err = wrap(h.name(), checkAPI(decoded))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("document at line %d: %w", d.Line, err)
-		}
-		objects = append(objects, decoded)
-	}
-	return objects, nil
-}
-
-// wrap makes one error of those of an object.
-func wrap(name string, errs field.ErrorList) error {
-	if err := errs.ToAggregate(); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
-}
-
 // isClaimOrClass reports whether an object is a claim, a template or a class in a version of one form.
 func isClaimOrClass(h *header) bool {
 	group, version, _ := strings.Cut(h.APIVersion, "/")
@@ -127,29 +88,14 @@ func (v *validation) addClasses() error {
 	if v.Rules.Driver != v1alpha1.Group {
 		return nil // they select devices of the driver's usual name
 	}
-	return fs.WalkDir(manifests.Files, ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		data, err := fs.ReadFile(manifests.Files, path)
-		if err != nil {
-			return err
-		}
-		documents, err := v1alpha1.Documents(data)
-		if err != nil {
-			return fmt.Errorf("read the DeviceClasses of %s: %w", path, err)
-		}
-		for _, doc := range documents {
-			decoded, err := decodeStrictly("DeviceClass", doc.JSON)
-			if err = errors.Join(doc.Err, err); err != nil {
-				return fmt.Errorf("read the DeviceClasses of %s: %w", path, err)
-			}
-			if c, ok := decoded.(*resourceapi.DeviceClass); ok {
-				v.addClass(c)
-			}
-		}
-		return nil
-	})
+	classes, err := manifests.Classes()
+	if err != nil {
+		return err
+	}
+	for _, c := range classes {
+		v.addClass(c)
+	}
+	return nil
 }
 
 // addClass takes up a class unless there is one of its name.
@@ -162,7 +108,6 @@ func (v *validation) addClass(c *resourceapi.DeviceClass) {
 // checkObject finds what is wrong with an object by itself.
 func (v *validation) checkObject(o *object) {
 	o.problems(append(v.Rules.Check(o.Object), checkAPI(o.Object)...))
-	v.warnings(o)
 }
 
 // checkAPI finds what the API server refuses of an object.

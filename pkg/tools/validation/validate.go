@@ -74,6 +74,16 @@ func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 	for _, o := range v.objects {
 		v.checkObject(o)
 	}
+	if err := v.addClasses(); err != nil {
+		return nil, err
+	}
+	for _, o := range v.objects {
+		v.checkClasses(o)
+		v.warnings(o)
+	}
+	for _, p := range v.pods {
+		podChecks{v}.checkPod(p)
+	}
 	if v.Node != nil {
 		if err := v.checkOnNode(ctx); err != nil {
 			return nil, err
@@ -90,6 +100,7 @@ type validation struct {
 	at      map[string]*File
 	sets    []*policy.Set
 	objects []*object
+	pods    []*pod
 	// classes that claims can name, as far as their selectors can be evaluated.
 	classes map[string]*resourceapi.DeviceClass
 }
@@ -252,6 +263,9 @@ func (h *header) name() string {
 	return h.Kind + " " + name
 }
 
+// isList reports whether an object is a list of others, as kubectl writes it.
+func (h *header) isList() bool { return h.APIVersion == "v1" && h.Kind == "List" }
+
 // ours reports whether an object is, or should be, of our API group.
 func (h *header) ours() bool {
 	return h.APIVersion == "" || h.Kind == "" || h.APIVersion == v1alpha1.Group || strings.HasPrefix(h.APIVersion, v1alpha1.Group+"/")
@@ -297,9 +311,14 @@ func (v *validation) documents(f *File, where string, documents []v1alpha1.Docum
 // otherKind sorts one object of another API group.
 func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *header) {
 	switch {
-	case h.APIVersion == "v1" && h.Kind == "List":
+	case h.isList():
 		var items []v1alpha1.Document
 		for _, raw := range h.Items {
+			of := &header{}
+			if json.Unmarshal(raw, of) == nil && of.isList() {
+				f.problem(fmt.Errorf("%s: a List has another one", h.name()))
+				continue
+			}
 			items = append(items, v1alpha1.Document{Line: d.Line, JSON: raw})
 		}
 		v.documents(f, where, items, policy.NewSet(), v1alpha1.DefaultPolicy)
@@ -308,6 +327,7 @@ func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *he
 		v.decode(f, d, h)
 	case isNearly(h) != "":
 		f.problem(fmt.Errorf("%s: %s", h.name(), isNearly(h)))
+	case v.podsOf(f, d, h):
 	default:
 		f.PassedOver = append(f.PassedOver, h.name())
 	}

@@ -95,3 +95,23 @@ spec:
     - cel:
         expression: device.driver == "{{ include "cleave.driver" .root }}" && {{ .expression }}
 {{- end -}}
+
+{{/* The names of all DeviceClasses of the release, separated by spaces. */}}
+{{- define "cleave.classNames" -}}
+{{- $classes := .Values.deviceClasses -}}
+{{- $names := list -}}
+{{- range $key, $name := dict "gpu" "gpu" "mig" "mig" "timeSlice" "timeslice" "mps" "mps" "migTimeSlice" "mig-timeslice" "migMPS" "mig-mps" -}}
+{{- if (index $classes $key).enabled }}{{ $names = append $names (printf "%s.cleave.dev" $name) }}{{ end -}}
+{{- end -}}
+{{- with $classes.migProfiles }}{{ if .enabled }}
+{{- $settings := . -}}
+{{- range $.Files.Get "files/mig-profiles.yaml" | fromYamlArray }}
+{{- $wanted := not $settings.boards -}}
+{{- $entry := . -}}
+{{- range $settings.boards }}{{ if has . $entry.boards }}{{ $wanted = true }}{{ end }}{{ end -}}
+{{- if and $wanted (not (has .profile $settings.disabled)) }}{{ $names = append $names (printf "mig-%s.cleave.dev" (replace "+" "." .profile)) }}{{ end -}}
+{{- end -}}
+{{- end }}{{ end -}}
+{{- if .Values.nvidiaCompatible }}{{ $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}{{ end -}}
+{{ join " " $names }}
+{{- end -}}

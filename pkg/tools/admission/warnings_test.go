@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/cel-go/common/types"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/apis/cel"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/tools/migrate"
+)
+
+// said is what a policy says of an object that is created, or updated. An expression that fails is an error.
+func said(t *testing.T, policy claimPolicy, text, before string) []string {
+	t.Helper()
+	read := func(text string) *unstructured.Unstructured {
+		u := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	object := read(text)
+	attributes, request := requestOf(object.GroupVersionKind(), object.GetName(), object, nil)
+	if before != "" {
+		attributes, request = requestOf(object.GroupVersionKind(), object.GetName(), object, read(before))
+	}
+	evaluate := func(all plugincel.ConditionEvaluator) (values []any) {
+		results, _, err := all.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Error != nil {
+				t.Fatal(r.Error)
+			}
+			values = append(values, r.EvalResult.Value())
+		}
+		return values
+	}
+	if slices.Contains(evaluate(policy.matches), any(false)) {
+		return nil
+	}
+	var found []string
+	messages := evaluate(policy.says)
+	for i, ok := range evaluate(policy.validates) {
+		if ok != types.True.Value() {
+			found = append(found, fmt.Sprint(messages[i]))
+		}
+	}
+	return found
+}
+
+// workload has a pod of this spec.
+func workload(kind, spec string) string {
+	of := map[string]string{
+		"v1 Pod": "%s", "apps/v1 Deployment": "{template: {spec: %s}}", "apps/v1 StatefulSet": "{template: {spec: %s}}", "apps/v1 DaemonSet": "{template: {spec: %s}}",
+		"batch/v1 Job": "{template: {spec: %s}}", "batch/v1 CronJob": "{jobTemplate: {spec: {template: {spec: %s}}}}",
+	}[kind]
+	version, name, _ := strings.Cut(kind, " ")
+	return "{apiVersion: " + version + ", kind: " + name + ", metadata: {name: x}, spec: " + fmt.Sprintf(of, spec) + "}"
+}
+
+// Newcomer 2 and 3: what runs without a word elsewhere.
+func TestPolicy_PodWarnings(t *testing.T) {
+	policy := policyOf(t, "cleave-pod-warnings")
+	const claims = "resourceClaims: [{name: gpu, resourceClaimTemplateName: t}, {name: nic, resourceClaimName: n}]"
+	const unused = " in resources.claims: if it is for GPUs, they are allocated, and no container gets them"
+	const twice = " names a claim and asks for an extended resource for GPUs: if the claim is for GPUs, too, it gets the devices of both. Remove one of them"
+	for name, tt := range map[string]struct {
+		spec string
+		want []string
+	}{
+		"no claims":          {"{containers: [{name: a}]}", nil},
+		"a resource":         {"{containers: [{name: a, resources: {limits: {nvidia.com/gpu: 1}}}]}", nil},
+		"used":               {"{containers: [{name: a, resources: {claims: [{name: gpu, request: r}]}}], initContainers: [{name: i, resources: {claims: [{name: nic}]}}], " + claims + "}", nil},
+		"unused":             {"{containers: [{name: a, resources: {claims: [{name: nic}]}}, {name: b}], " + claims + "}", []string{"no container names claim gpu" + unused}},
+		"all unused":         {"{containers: [{name: a}], " + claims + "}", []string{"no container names claim gpu, nic" + unused}},
+		"twice":              {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}", []string{"container a" + twice}},
+		"twice, partitions":  {"{containers: [{name: b, resources: {limits: {cpu: 1}}}, {name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/mig-1g.10gb: 1}}}], " + claims + "}", []string{"container a" + twice}},
+		"a claim and memory": {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {memory: 1Gi, example.com/nic: 1}}}], " + claims + "}", nil},
+	} {
+		for _, kind := range []string{"v1 Pod", "apps/v1 Deployment", "apps/v1 StatefulSet", "apps/v1 DaemonSet", "batch/v1 Job", "batch/v1 CronJob"} {
+			object := workload(kind, tt.spec)
+			if diff := cmp.Diff(tt.want, said(t, policy, object, "")); diff != "" {
+				t.Errorf("%s of a %s (-want +got):\n%s", name, kind, diff)
+			}
+			if got := said(t, policy, object, object); got != nil {
+				t.Errorf("%s of a %s, whose spec does not change: %q", name, kind, got)
+			}
+		}
+	}
+}
+
+// A pod as large as they get stays below the limit of what an expression may cost.
+func TestPolicy_LargePod(t *testing.T) {
+	var containers, claims []string
+	for i := range 256 {
+		claims = append(claims, fmt.Sprintf("{name: c%d, resourceClaimName: c}", i))
+	}
+	for range 100 {
+		containers = append(containers, "{name: a, resources: {claims: [{name: c254}], limits: {cpu: 1, memory: 1Gi, nvidia.com/gpu: 1}}}")
+	}
+	spec := "{containers: [" + strings.Join(containers, ", ") + "], resourceClaims: [" + strings.Join(claims, ", ") + "]}"
+	if got := said(t, policyOf(t, "cleave-pod-warnings"), workload("apps/v1 Deployment", spec), ""); len(got) != 2 {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Newcomer 4 and 7.
+func TestPolicy_ClaimWarnings(t *testing.T) {
+	policy := policyOf(t, "cleave-claim-warnings")
+	of := func(devices string) []string {
+		return []string{"{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {" + devices + "}}}",
+			"{apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: c}, spec: {spec: {devices: {" + devices + "}}}}"}
+	}
+	request := func(class string) string { return "{name: r, exactly: {deviceClassName: " + class + "}}" }
+	config := func(driver string) string { return "config: [{opaque: {driver: " + driver + ", parameters: {a: b}}}]" }
+	unknown := func(names string) []string {
+		return []string{"this release of Cleave has no class " + names + ": unless you have made it, pods wait for it. See kubectl get deviceclasses"}
+	}
+	for name, tt := range map[string]struct {
+		devices string
+		want    []string
+	}{
+		"nothing":               {"", nil},
+		"ours":                  {"requests: [" + request("gpu.cleave.dev") + "], " + config("gpu.cleave.dev"), nil},
+		"a typo":                {"requests: [" + request("mig-1g.10g.cleave.dev") + "]", unknown("mig-1g.10g.cleave.dev")},
+		"an alternative's typo": {"requests: [" + request("gpu.cleave.dev") + ", {name: s, firstAvailable: [{name: a, deviceClassName: gpus.cleave.dev}, {name: b, deviceClassName: mp.cleave.dev}]}]", unknown("gpus.cleave.dev, mp.cleave.dev")},
+		"an imported class":     {"requests: [" + request("gpu.shared.device-plugin.cleave.dev") + ", " + request("gpu.mig-parted.cleave.dev") + "]", nil},
+		"another's class":       {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
+		"another driver":        {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"beside a card":         {"requests: [" + request("mps.cleave.dev") + ", " + request("nic.example.com") + "], " + config("nic.example.com"), nil},
+	} {
+		for _, object := range of(tt.devices) {
+			if diff := cmp.Diff(tt.want, said(t, policy, object, "")); diff != "" {
+				t.Errorf("%s (-want +got):\n%s\nof %s", name, diff, object)
+			}
+		}
+	}
+	classes, err := manifests.Classes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range classes {
+		if got := said(t, policy, of("requests: [" + request(c.Name) + "]")[0], ""); got != nil {
+			t.Errorf("class %s: %q", c.Name, got)
+		}
+	}
+	var requests []string
+	for range 32 {
+		requests = append(requests, "{name: r, firstAvailable: ["+strings.Repeat("{name: a, deviceClassName: mig-9g.9gb.cleave.dev}, ", 8)+"]}")
+	}
+	if got := said(t, policy, of("requests: [" + strings.Join(requests, ", ") + "], config: [" + strings.Repeat("{opaque: {driver: example.com}}, ", 32) + "]")[0], ""); len(got) != 1 {
+		t.Errorf("the largest claim: %q", got)
+	}
+}
+
+// Newcomer 16: failRequestsGreaterThanOne, as cleave import writes it.
+func TestPolicy_SingleShares(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "migrate", "testdata", "device-plugin-shared.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	imported, err := migrate.DevicePlugin(data, migrate.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := imported.WriteAdmission(&out); err != nil {
+		t.Fatal(err)
+	}
+	document, _, _ := strings.Cut(out.String(), "---\n")
+	policy := compiled(t, document)
+	for limits, refused := range map[string]bool{
+		"nvidia.com/gpu.shared: 1": false, "nvidia.com/gpu.shared: '1'": false, "nvidia.com/gpu.shared: 2": true, "nvidia.com/gpu: 2": false, "cpu: 2": false, "": false,
+	} {
+		for _, spec := range []string{"{containers: [{name: a, resources: {limits: {" + limits + "}}}]}", "{containers: [{name: a}], initContainers: [{name: i, resources: {limits: {" + limits + "}}}]}"} {
+			if got := said(t, policy, workload("v1 Pod", spec), ""); len(got) > 0 != refused {
+				t.Errorf("%s: %q, want refused: %t", spec, got, refused)
+			}
+		}
+	}
+}

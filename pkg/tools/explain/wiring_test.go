@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// planned is a pod of a file.
+func planned(t testing.TB, containers string) *corev1.Pod {
+	t.Helper()
+	pod := &corev1.Pod{}
+	text := "{metadata: {namespace: team, name: p}, spec: {containers: " + containers + ", resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]}}"
+	if err := yaml.UnmarshalStrict([]byte(text), pod); err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// using has a container of the pod use all of its claims.
+func using(pod *corev1.Pod) *corev1.Pod {
+	c := corev1.Container{Name: "main"}
+	for _, ref := range pod.Spec.ResourceClaims {
+		c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: ref.Name})
+	}
+	pod.Spec.Containers = append(pod.Spec.Containers, c)
+	return pod
+}
+
+// templates has a template named t.
+func templates(requests ...resourceapi.DeviceRequest) Namespace {
+	t := &resourceapi.ResourceClaimTemplate{}
+	t.Name, t.Spec.Spec.Devices.Requests = "t", requests
+	return Namespace{Templates: map[string]*resourceapi.ResourceClaimTemplate{"t": t}}
+}
+
+// Newcomer 2 and 3.
+func TestMiswirings(t *testing.T) {
+	const extended = "limits: {nvidia.com/gpu: 1}, requests: {nvidia.com/gpu: 1}"
+	one := templates(asks("gpu.cleave.dev", 1))
+	part := asks("mig-1g.10gb.cleave.dev", 1)
+	part.Name = "part"
+	nic := asks("nic.example.com", 1)
+	nic.Name = "nic"
+	tests := map[string]struct {
+		containers string
+		in         Namespace
+		want       []string
+	}{
+		"right":               {"[{name: a, resources: {claims: [{name: gpu}]}}]", one, nil},
+		"by its request":      {"[{name: a, resources: {claims: [{name: gpu, request: gpu}]}}]", one, nil},
+		"no container":        {"[{name: a}]", one, []string{`lost: no container names claim "gpu": its devices are allocated, and no container gets them. Add resources: {claims: [{name: gpu}]} to one`}},
+		"another request":     {"[{name: a, resources: {claims: [{name: gpu, request: gpus}]}}]", one, []string{`lost: container a names request "gpus" of claim "gpu", which has none of that name: the container gets no device of it. Name gpu`, `lost: no container names request "gpu" of claim "gpu": its devices are allocated, and no container gets them`}},
+		"one of two requests": {"[{name: a, resources: {claims: [{name: gpu, request: part}]}}]", templates(asks("gpu.cleave.dev", 1), part), []string{`lost: no container names request "gpu" of claim "gpu": its devices are allocated, and no container gets them`}},
+		"a network card":      {"[{name: a}]", templates(nic), nil},
+		"beside a card":       {"[{name: a, resources: {claims: [{name: gpu, request: gpu}]}}]", templates(asks("gpu.cleave.dev", 1), nic), nil},
+		"and a resource":      {"[{name: a, resources: {claims: [{name: gpu}], " + extended + "}}]", one, []string{`container a names claim "gpu" and asks for nvidia.com/gpu: it gets the devices of both. Remove one of them`}},
+		"a card and a GPU":    {"[{name: a, resources: {claims: [{name: gpu}], " + extended + "}}]", templates(nic), nil},
+		"in two containers":   {"[{name: a, resources: {claims: [{name: gpu}]}}, {name: b, resources: {" + extended + "}}]", one, nil},
+		"not known":           {"[{name: a}]", Namespace{}, nil},
+	}
+	b := newBed(t)
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, m := range Miswirings(planned(t, tt.containers), tt.in, b.Objects) {
+				if m.Lost {
+					m.Message = "lost: " + m.Message
+				}
+				got = append(got, m.Message)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("mistakes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// They are said of running pods, too: that is when somebody asks.
+func TestExplain_Miswired(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	pod, in := planned(t, "[{name: a}]"), templates(asks("gpu.cleave.dev", 1))
+	const want = `No container names claim "gpu": its devices are allocated`
+	for state, q := range map[State]*Question{Fits: AboutPlanned("Pod team/p", pod, in, b.Objects), Refused: AboutPod(pod, in, b.Objects)} {
+		if e := b.explain(q); e.State != state || !strings.Contains(text(t, e), want) {
+			t.Errorf("got %s, want %s and %q:\n%s", e.State, state, want, text(t, e))
+		}
+	}
+	pod.Spec.NodeName = "node-1"
+	if e := b.explain(AboutPod(pod, in, b.Objects)); e.State != Scheduled || !strings.Contains(text(t, e), want) {
+		t.Errorf("a pod with a node: %s", text(t, e))
+	}
+}
+
+// A pod of a file is asked about as if it were created: its claims follow from its templates.
+func TestExplain_Planned(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	pod := planned(t, "[{name: a, resources: {claims: [{name: gpu}]}}]")
+	q := AboutPlanned("Deployment team/p", pod, templates(asks("gpu.cleave.dev", 9)), b.Objects)
+	e := b.explain(q)
+	if got := text(t, e); q.Waits() || e.State != Refused || !strings.HasPrefix(got, "Deployment team/p fits no node now:\n") ||
+		strings.Contains(got, "was not created") || !strings.Contains(got, "9 devices requested, but only 8 fit") {
+		t.Errorf("got %s", got)
+	}
+	named := claim("mine", asks("gpu.cleave.dev", 1))
+	named.Spec.Devices.Requests[0].Exactly.AllocationMode, named.Spec.Devices.Requests[0].Exactly.Count = "", 0 // as authors write it
+	pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &named.Name}
+	if e := b.explain(AboutPlanned("Pod team/p", pod, namespace(named), b.Objects)); e.State != Fits {
+		t.Errorf("a claim by name: %s", text(t, e))
+	}
+	if e := b.explain(AboutPlanned("Pod team/p", pod, Namespace{}, b.Objects)); !strings.Contains(text(t, e), "ResourceClaim mine does not exist") {
+		t.Errorf("a claim that is missing: %s", text(t, e))
+	}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validation
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// deployment is one of pods with this spec.
+func deployment(spec string) string {
+	return "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d, namespace: team}\nspec: {template: {spec: " + spec + "}}\n"
+}
+
+// limits is a container with limits.
+func limits(text string) string {
+	return "{containers: [{name: main, resources: {limits: {" + text + "}}}]}"
+}
+
+// Newcomer 1, 2, 3, 7 and 8: pods are checked before they are created.
+func TestFiles_Pods(t *testing.T) {
+	const (
+		at      = "f.yaml: Deployment team/d: spec.template.spec"
+		asks    = templateHead + "spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev}}]}}}\n---\n"
+		claims  = "resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]"
+		uses    = "{containers: [{name: main, resources: {claims: [{name: gpu}]}}], " + claims + "}"
+		twice   = "{containers: [{name: main, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}"
+		unnamed = "{containers: [{name: main}], " + claims + "}"
+	)
+	tests := map[string]struct {
+		file string
+		want checked
+	}{
+		"with its template":    {asks + deployment(uses), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}}},
+		"without":              {deployment(uses), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + `.resourceClaims[0].resourceClaimTemplateName: ResourceClaimTemplate "t" is not in these files: not checked`}}},
+		"no claims":            {deployment("{containers: [{name: main, resources: {limits: {cpu: 1}}}]}"), checked{PassedOver: []string{"Deployment team/d"}}},
+		"a claim of nobody":    {asks + deployment(unnamed), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}, Problems: []string{at + `: no container names claim "gpu": its devices are allocated, and no container gets them. Add resources: {claims: [{name: gpu}]} to one`}}},
+		"a request of nobody":  {asks + deployment("{containers: [{name: main, resources: {claims: [{name: gpu, request: gpus}]}}], "+claims+"}"), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}, Problems: []string{at + `: container main names request "gpus" of claim "gpu", which has none of that name: the container gets no device of it. Name gpu`, at + `: no container names request "gpu" of claim "gpu": its devices are allocated, and no container gets them`}}},
+		"twice":                {asks + deployment(twice), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}, Notes: []string{at + `: container main names claim "gpu" and asks for nvidia.com/gpu: it gets the devices of both. Remove one of them`}}},
+		"no claim of the name": {deployment("{containers: [{name: main, resources: {claims: [{name: gpu}]}}]}"), checked{Checked: []string{"Deployment team/d"}, Problems: []string{at + `.containers[0].resources.claims[0]: Not found: "gpu"`}}},
+		"an unknown field":     {deployment("{containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}, claim: []}}]}"), checked{Checked: []string{"Deployment team/d"}, Problems: []string{`f.yaml: Deployment team/d: spec.template: unknown field "spec.containers[0].resources.claim"`}}},
+		"no spec":              {"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: []\n", checked{Checked: []string{"Pod p"}, Problems: []string{"f.yaml: Pod p: json: cannot unmarshal array into Go struct field Pod.spec of type v1.PodSpec"}}},
+
+		"a resource":                {deployment(limits("nvidia.com/gpu: 1")), checked{Checked: []string{"Deployment team/d"}}},
+		"a profile":                 {deployment(limits("nvidia.com/mig-1g.10gb: 1")), checked{Checked: []string{"Deployment team/d"}}},
+		"a profile with a typo":     {deployment(limits("nvidia.com/mig-1g.10g: 1")), checked{Checked: []string{"Deployment team/d"}, Problems: []string{at + ": no DeviceClass of these files or of Cleave serves the resource nvidia.com/mig-1g.10g: did you mean nvidia.com/mig-1g.10gb?"}}},
+		"a resource of its vendor":  {deployment(limits("nvidia.com/hostdev_cx7: 1")), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + ": no DeviceClass of these files or of Cleave serves the resource nvidia.com/hostdev_cx7: not checked"}}},
+		"a resource of another one": {deployment(limits("example.com/fpga: 1")), checked{Checked: []string{"Deployment team/d"}}},
+		"a resource of a class":     {deployment(limits("deviceclass.resource.kubernetes.io/gpu.cleave.de: 1")), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + `: resource deviceclass.resource.kubernetes.io/gpu.cleave.de: DeviceClass "gpu.cleave.de" is neither in these files nor one of Cleave's: not checked`}}},
+		"of a class with a typo":    {deployment(limits("deviceclass.resource.kubernetes.io/gpus.cleave.dev: 1")), checked{Checked: []string{"Deployment team/d"}, Problems: []string{at + `: resource deviceclass.resource.kubernetes.io/gpus.cleave.dev: it is neither in these files nor one of Cleave's: did you mean gpu.cleave.dev?`}}},
+		"a class of the files":      {deployment(limits("nvidia.com/gpu-large: 1")) + "---\n" + classHead + "spec: {extendedResourceName: nvidia.com/gpu-large, selectors: [{cel: {expression: device.driver == 'gpu.cleave.dev'}}]}\n", checked{Checked: []string{"Deployment team/d", "DeviceClass mine.example.com"}}},
+		"a class with a typo":       {claim("deviceClassName: mig-1g.10g.cleave.dev"), checked{Checked: []string{"ResourceClaim team/c"}, Problems: []string{`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: Invalid value: "mig-1g.10g.cleave.dev": it is neither in these files nor one of Cleave's: did you mean mig-1g.10gb.cleave.dev?`}}},
+		"an imported class":         {claim("deviceClassName: gpu.device-plugin.cleave.dev"), checked{Checked: []string{"ResourceClaim team/c"}}},
+		// Newcomer 4.
+		"parameters for another driver": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"},
+			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque.driver: driver "resource.example.com" is not that of Cleave's classes, which all requests name: these parameters are ignored: did you mean "gpu.cleave.dev"?`}}},
+		"parameters for one of two drivers": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}, {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"}}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, check(t, directory(t, map[string]string{"f.yaml": tt.file}), Options{})); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A pod is held against a node with all that it asks for at once.
+func TestFiles_PodsOnNode(t *testing.T) {
+	const asks = templateHead + "spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev, count: 5}}]}}}\n---\n"
+	pods := func(limit string) string {
+		return asks + deployment("{nodeSelector: {zone: a}, containers: [{name: a, resources: {claims: [{name: gpu}]}}, {name: b, resources: {limits: {"+limit+
+			"}}}], resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]}")
+	}
+	const at = "f.yaml: Deployment team/d: spec.template.spec: Invalid value: not allocated on an hgx-h100: "
+	for name, tt := range map[string]struct {
+		file string
+		want []string
+	}{
+		"both":       {pods("nvidia.com/gpu: 3"), nil},
+		"not both":   {pods("nvidia.com/gpu: 4"), []string{at + "each request fits on its own, but not all together"}},
+		"too many":   {deployment(limits("nvidia.com/gpu: 9")), []string{at + "9 devices requested, but only 8 fit"}},
+		"no profile": {deployment(limits("nvidia.com/mig-1g.5gb: 1")), []string{at + "none of its devices (8 gpu, 8 timeslice, 8 mps, 56 mig 1g.10gb, 56 mig 1g.10gb+me, 32 mig 1g.20gb, 24 mig 2g.20gb, 16 mig 3g.40gb, 8 mig 4g.40gb, 8 mig 7g.80gb) is of class mig-1g.5gb.cleave.dev"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := check(t, directory(t, map[string]string{"f.yaml": tt.file}), Options{Node: node(t, "hgx-h100")})
+			if diff := cmp.Diff(tt.want, got.Problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
