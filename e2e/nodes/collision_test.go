@@ -10,7 +10,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -30,11 +29,13 @@ func twoSchedulers(t *testing.T, ctx context.Context) {
 		labels := map[string]string{"scheduler": scheduler}
 		pod := workload.Pod("", "gpu")
 		pod.Spec.RestartPolicy, pod.Spec.SchedulerName = corev1.RestartPolicyAlways, scheduler
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{
-			&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: scheduler}, Spec: appsv1.DeploymentSpec{
+		_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: scheduler}, Spec: appsv1.DeploymentSpec{
 				Replicas: new(int32(gpus / 2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
 				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-			}}}))
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
 	}
 	evicted := map[string]bool{}
 	must(t, workload.Until(ctx, "all pods to run", func(ctx context.Context) (bool, string, error) {
