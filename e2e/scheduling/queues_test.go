@@ -230,31 +230,31 @@ func TestQueues_Devices(t *testing.T) {
 	b.addQueues(string(readExample(t, "queues-priority")))
 	jobs := b.exampleJobs()
 
+	jobs["sweep"].Name = "backfill-sweep" // Kueue chooses among those of one queue
 	b.create(jobs["sweep"])
 	for i := range 7 {
 		b.submit("backfill", fmt.Sprint("backfill-", i), "gpu.cleave.dev", 1)
 	}
-	b.eventually("backfill to have all GPUs", map[string]int{"sweep": 1, "backfill": 7})
+	b.eventually("backfill to have all GPUs", map[string]int{"backfill": 8})
 	b.uses(map[string]int64{"gpus": 8})
 	b.submit("backfill", "late", "gpu.cleave.dev", 1)
 	b.waitsFor("late", "insufficient unused quota")
 	b.ends("backfill", "late")
 
 	b.create(jobs["training"])
-	// The last to be admitted are bumped first.
-	b.eventually("batch to bump backfill", map[string]int{"sweep": 1, "backfill": 5, "training": 2})
+	b.eventually("batch to bump backfill", map[string]int{"backfill": 6, "training": 2})
 	b.submit("interactive", "notebook", "gpu.cleave.dev", 7)
-	b.eventually("interactive work to bump both", map[string]int{"notebook": 7, "sweep": 1})
+	b.eventually("interactive work to bump both", map[string]int{"notebook": 7, "backfill": 1})
 	b.ends("interactive", "notebook")
-	b.eventually("batch and backfill to return", map[string]int{"sweep": 1, "backfill": 5, "training": 2})
+	b.eventually("batch and backfill to return", map[string]int{"backfill": 6, "training": 2})
 	b.ends("batch", "training")
-	b.eventually("backfill to return", map[string]int{"sweep": 1, "backfill": 7})
+	b.eventually("backfill to return", map[string]int{"backfill": 8})
 
 	b.submit("batch", "small", "mig-1g.10gb.cleave.dev", 14)
 	b.submit("batch", "large", "mig-3g.40gb.cleave.dev", 4)
 	b.submit("batch", "slices", "timeslice.cleave.dev", 8)
 	b.submit("batch", "shares", "mps.cleave.dev", 20)
-	b.eventually("all quotas to be used", map[string]int{"sweep": 1, "backfill": 7, "small": 14, "large": 4, "slices": 8, "shares": 20})
+	b.eventually("all quotas to be used", map[string]int{"backfill": 8, "small": 14, "large": 4, "slices": 8, "shares": 20})
 	b.uses(map[string]int64{"gpus": 8, "small-partitions": 14, "large-partitions": 4, "timeslices": 8, "mps-shares": 20})
 	b.gpus()
 }
