@@ -70,17 +70,24 @@ func (b *queueBed) runPods() {
 	go func() {
 		defer close(done)
 		_ = wait.PollUntilContextCancel(b.t.Context(), 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-			pods, err := b.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-			for i := range pods.Items {
-				err = b.runPod(ctx, &pods.Items[i])
-				if err != nil {
-					break // another look follows
-				}
-			}
+			_ = b.runAll(ctx) // after an error, another look follows
 			return false, nil
 		})
 	}()
 	b.t.Cleanup(func() { <-done })
+}
+
+func (b *queueBed) runAll(ctx context.Context) error {
+	pods, err := b.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		if err := b.runPod(ctx, &pods.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b *queueBed) runPod(ctx context.Context, pod *corev1.Pod) error {
