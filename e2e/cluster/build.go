@@ -95,6 +95,13 @@ func BuildDRATestDriver(ctx context.Context, opts Options) (string, error) {
 	return filepath.Join(dir, name), err
 }
 
+// BuildKueue builds the Kueue that queues are tested with, if it is missing, and returns its path.
+func BuildKueue(ctx context.Context, opts Options) (string, error) {
+	const name = "kueue"
+	dir, err := buildTools(ctx, opts, name, program{pkg: "sigs.k8s.io/kueue/cmd/", flags: "-s -w"}, name)
+	return filepath.Join(dir, name), err
+}
+
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
@@ -102,6 +109,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 		return err
 	}
 	if _, err := BuildPrometheus(ctx, opts); err != nil {
+		return err
+	}
+	if _, err := BuildKueue(ctx, opts); err != nil {
 		return err
 	}
 	_, err := Chromium(ctx, opts.Output)

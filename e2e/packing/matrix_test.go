@@ -58,12 +58,12 @@ type query struct {
 	Node     string
 	Slices   [][]*resourceapi.ResourceSlice
 	Features []structured.Features
-	Claims   []*resourceapi.ResourceClaim
+	Claims   [][]*resourceapi.ResourceClaim
 }
 
 type outcome struct {
-	Result *resourceapi.AllocationResult
-	Error  string
+	Results []resourceapi.AllocationResult
+	Error   string
 }
 
 // TestMatrix_Schedulers writes down which classes can be allocated under which example policy by the allocator of which release
@@ -72,9 +72,7 @@ func TestMatrix_Schedulers(t *testing.T) {
 	policies, published := examplePolicies(t)
 	q := query{Classes: manifestClasses(t), Node: nodeName, Slices: published}
 	for _, class := range []string{"gpu.cleave.dev", "mig.cleave.dev", timeSlice, mps} {
-		q.Claims = append(q.Claims, newClaimOf(class, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{workload.Request("gpu", class, 1)},
-		}}))
+		q.Claims = append(q.Claims, claimsOf(class))
 	}
 	text := &strings.Builder{}
 	fmt.Fprintf(text, "%-7s %-12s %-20s", "release", "policy", "class")
@@ -90,21 +88,35 @@ func TestMatrix_Schedulers(t *testing.T) {
 		q.Features = append(q.Features, r.defaults)
 		outcomes := ask(t, r.module, q)
 		for _, policy := range policies {
-			for _, claim := range q.Claims {
-				fmt.Fprintf(text, "%-7s %-12s %-20s", r.name, policy, claim.Name)
+			for _, claims := range q.Claims {
+				class := claims[0].Name
+				fmt.Fprintf(text, "%-7s %-12s %-20s", r.name, policy, class)
 				for range featureSets {
-					fmt.Fprintf(text, " %-11s", word(t, claim.Name, outcomes[0]))
+					fmt.Fprintf(text, " %-11s", word(t, class, outcomes[0]))
 					outcomes = outcomes[1:]
 				}
 				fmt.Fprintln(text)
 			}
 		}
 	}
+	checkGolden(t, filepath.Join("testdata", "schedulers.txt"), trimLines(text.String()))
+}
+
+// claimsOf are claims for one device of a class each, by the class's name.
+func claimsOf(classes ...string) (claims []*resourceapi.ResourceClaim) {
+	for _, class := range classes {
+		claims = append(claims, newClaimOf(class, workload.ClaimSpec(class, 1)))
+	}
+	return claims
+}
+
+// trimLines removes spaces at the end of lines.
+func trimLines(text string) string {
 	var lines []string
-	for line := range strings.Lines(text.String()) {
+	for line := range strings.Lines(text) {
 		lines = append(lines, strings.TrimRight(line, " \n"))
 	}
-	checkGolden(t, filepath.Join("testdata", "schedulers.txt"), strings.Join(lines, "\n")+"\n")
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // examplePolicies returns the example policies and the built-in one by name, and what a node with eight H100 publishes under each.
@@ -165,9 +177,9 @@ func word(t *testing.T, class string, o outcome) string {
 	case o.Error != "":
 		t.Logf("%s: %s", class, o.Error)
 		return "error"
-	case o.Result == nil:
+	case len(o.Results) == 0:
 		return "-"
-	case (class == timeSlice || class == mps) && o.Result.Devices.Results[0].ShareID == nil:
+	case (class == timeSlice || class == mps) && o.Results[0].Devices.Results[0].ShareID == nil:
 		return "unshared"
 	default:
 		return "yes"

@@ -146,7 +146,7 @@ func (b *bed) gpus() map[string]int {
 // results are what claims have allocated.
 func (b *bed) results() (allocated []resourceapi.DeviceRequestAllocationResult) {
 	b.t.Helper()
-	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
+	claims, err := b.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(b.t.Context(), metav1.ListOptions{})
 	must(b.t, err)
 	for i := range claims.Items {
 		if a := claims.Items[i].Status.Allocation; a != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command allocators runs claims through the structured allocator of one release of Kubernetes: the one that the module it is
-// built in requires. v1.35 and v1.36 are such modules with this same file. It reads a query and writes the outcomes as JSON.
+// built in requires. v1.35, v1.36.1 and v1.36 are such modules with this same file. It reads a query and writes the outcomes as JSON.
 package main
 
 import (
@@ -18,20 +18,20 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// query asks for each claim on each empty node, with each set of features. Fields and features that a release does not know are
-// dropped, as its API server drops them.
+// query asks for claims, one after the other on each empty node, with each set of features. Fields and features that a release
+// does not know are dropped, as its API server drops them.
 type query struct {
 	Classes  classes
 	Node     string
 	Slices   [][]*resourceapi.ResourceSlice
 	Features []structured.Features
-	Claims   []*resourceapi.ResourceClaim
+	Claims   [][]*resourceapi.ResourceClaim
 }
 
-// outcome is what was allocated, or why nothing was: no result and no error mean that the node does not fit.
+// outcome is what was allocated, or why nothing was: fewer results than claims and no error mean that the next does not fit.
 type outcome struct {
-	Result *resourceapi.AllocationResult `json:",omitempty"`
-	Error  string                        `json:",omitempty"`
+	Results []resourceapi.AllocationResult `json:",omitempty"`
+	Error   string                         `json:",omitempty"`
 }
 
 // classes lists DeviceClasses for the allocator.
@@ -63,17 +63,9 @@ func run(ctx context.Context) error {
 	}
 	outcomes := []outcome{}
 	for _, slices := range q.Slices {
-		for _, claim := range q.Claims {
+		for _, claims := range q.Claims {
 			for _, f := range q.Features {
-				results, err := allocate(ctx, q, f, slices, claim)
-				switch {
-				case err != nil:
-					outcomes = append(outcomes, outcome{Error: err.Error()})
-				case len(results) == 0:
-					outcomes = append(outcomes, outcome{})
-				default:
-					outcomes = append(outcomes, outcome{Result: &results[0]})
-				}
+				outcomes = append(outcomes, inTurn(ctx, q, f, slices, claims))
 			}
 		}
 	}
@@ -83,13 +75,45 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// allocate allocates a claim on an empty node. No result means that the node does not fit.
-func allocate(ctx context.Context, q query, f structured.Features, slices []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim,
-) ([]resourceapi.AllocationResult, error) {
+// inTurn allocates claims one after the other on an empty node.
+func inTurn(ctx context.Context, q query, f structured.Features, slices []*resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim,
+) (o outcome) {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}
+	for _, claim := range claims {
+		results, err := allocate(ctx, q, f, state, slices, claim)
+		if err != nil {
+			o.Error = err.Error()
+		}
+		if len(results) == 0 {
+			break
+		}
+		o.Results = append(o.Results, results[0])
+		commit(state, results[0])
+	}
+	return o
+}
+
+// commit adds what was allocated to the state, as kube-scheduler reads it from claims (foreachAllocatedDevice of its plugin
+// dynamicresources).
+func commit(state structured.AllocatedState, allocated resourceapi.AllocationResult) {
+	for _, r := range allocated.Devices.Results {
+		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+		if r.ShareID == nil {
+			state.AllocatedDevices.Insert(id)
+			continue
+		}
+		state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+		state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+	}
+}
+
+// allocate allocates a claim on a node. No result means that the node does not fit.
+func allocate(ctx context.Context, q query, f structured.Features, state structured.AllocatedState, slices []*resourceapi.ResourceSlice,
+	claim *resourceapi.ResourceClaim,
+) ([]resourceapi.AllocationResult, error) {
 	a, err := structured.NewAllocator(ctx, f, state, q.Classes, slices,
 		cel.NewCache(10, cel.Features{EnableConsumableCapacity: f.ConsumableCapacity}))
 	if err != nil {
