@@ -98,7 +98,7 @@ func schedulerRights(t *testing.T, ctx context.Context) {
 		{Verb: "update", Resource: "nodes"}, {Verb: "patch", Resource: "nodes"}, {Verb: "delete", Resource: "nodes"},
 		{Verb: "create", Resource: "serviceaccounts", Subresource: "token"}, {Verb: "impersonate", Resource: "users"},
 		{Verb: "create", Group: resourceapi.GroupName, Resource: "resourceslices"}, {Verb: "update", Group: resourceapi.GroupName, Resource: "resourceslices"},
-		{Verb: "create", Group: resourceapi.GroupName, Resource: "deviceclasses"}, {Verb: "create", Group: resourceapi.GroupName, Resource: "devicetaintrules"},
+		{Verb: "create", Group: resourceapi.GroupName, Resource: "deviceclasses"}, {Verb: "update", Group: resourceapi.GroupName, Resource: "devicetaintrules"},
 		{Verb: "create", Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, {Verb: "*", Group: "*", Resource: "*"},
 		{Verb: "update", Group: "coordination.k8s.io", Resource: "leases", Name: "another", Namespace: namespace},
 		{Verb: "update", Group: "apps", Resource: "deployments", Namespace: namespace},

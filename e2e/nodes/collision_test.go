@@ -55,7 +55,13 @@ func twoSchedulers(t *testing.T, ctx context.Context) {
 				}
 			}
 		}
-		return running == gpus, fmt.Sprintf("%d run", running), nil
+		claims, err := env.kube.ResourceV1().ResourceClaims(demo).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		// Those of evicted pods go after them.
+		return running == gpus && len(list.Items) == gpus && len(claims.Items) == gpus,
+			fmt.Sprintf("%d of %d pods run, with %d claims", running, len(list.Items), len(claims.Items)), nil
 	}))
 	t.Logf("of %d pods, %d were seen evicted", gpus, len(evicted))
 	devices := map[string]bool{}

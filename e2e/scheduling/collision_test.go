@@ -3,6 +3,9 @@
 package scheduling
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -67,6 +72,7 @@ func (b priorityBed) allocatedTwice(change func(late *corev1.Pod)) {
 // TestCollision: of two pods that were given one GPU by others, the one that cannot start is evicted. The other stays.
 func TestCollision(t *testing.T) {
 	b := newPriorityBed(t, "n1")
+	b.startKubeScheduler(cluster.DefaultVersion, nil)
 	b.startScheduler("{}")
 	b.allocatedTwice(func(*corev1.Pod) {})
 	b.until("to be evicted", "late-0", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
@@ -84,6 +90,23 @@ func TestCollision(t *testing.T) {
 	if err != nil || first.DeletionTimestamp != nil {
 		t.Errorf("the pod that has the GPU is evicted, too (%v)", err)
 	}
+	// kube-scheduler takes the device for free once one of its claims is gone.
+	b.gone("late-0")
+	must(t, b.kube.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "late-0", metav1.DeleteOptions{}))
+	b.addPods("again", "gpu.cleave.dev", 8, func(p *corev1.Pod) { p.Spec.SchedulerName = corev1.DefaultSchedulerName })
+	for i := range 8 {
+		b.until("to be tried", fmt.Sprint("again-", i), func(p *corev1.Pod) bool {
+			return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
+		})
+	}
+	if b.gpus(); len(b.results()) != 8 { // gpus fails where a GPU has two claims
+		t.Errorf("%d GPUs of 8 are allocated", len(b.results()))
+	}
+	b.free("first-0")
+	must(t, workload.Until(t.Context(), "the rule of the device to go", func(ctx context.Context) (bool, string, error) {
+		rules, err := b.kube.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{})
+		return err == nil && len(rules.Items) == 0, "", err
+	}))
 }
 
 // TestCollision_Bare: a pod that nobody would make again is told, and stays.

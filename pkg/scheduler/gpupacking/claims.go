@@ -34,6 +34,7 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		c.change(before.UID, func(s *claimState) { *s = claimState{} })
 	}
 	c.extendedChanged(before, after)
+	c.touch(before)
 	if after == nil {
 		return
 	}
@@ -41,8 +42,12 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
-	for i := range results(after) {
-		r := &after.Status.Allocation.Devices.Results[i]
+	c.touch(after)
+}
+
+// touch tells of the nodes whose devices a claim has.
+func (c *cluster) touch(claim *resourceapi.ResourceClaim) {
+	for _, r := range results(claim) {
 		for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
 			c.changed(v.of)
 		}

@@ -46,9 +46,18 @@ type occupant struct {
 	leaves bool
 }
 
-// collisions are those on a node of which the pods are to be evicted now, in the order of their eviction, and when to look again; zero
-// where there is no collision, now or soon.
-func (c *cluster) collisions(node string, find podFinder, now time.Time) (found []collision, again time.Time) {
+// collisions are those on a node.
+type collisions struct {
+	// evict are those of which the pods are to be evicted now, in the order of their eviction.
+	evict []collision
+	// doubled are the devices that several claims have and that are not shared.
+	doubled []Result
+	// again is when to look again; zero where there is no collision, now or soon.
+	again time.Time
+}
+
+// collisions looks at a node.
+func (c *cluster) collisions(node string, find podFinder, now time.Time) (found collisions) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	for _, v := range c.views[node] {
@@ -56,11 +65,36 @@ func (c *cluster) collisions(node string, find podFinder, now time.Time) (found 
 		if v.node == nil || !v.state.Exceeded() {
 			continue
 		}
-		one, next := v.collisions(c.occupants(v, find, now), now)
-		found, again = append(found, one...), earlier(again, next)
+		all := c.occupants(v, find, now)
+		found.doubled = append(found.doubled, doubled(all)...)
+		evict, again := v.collisions(all, now)
+		found.evict, found.again = append(found.evict, evict...), earlier(found.again, again)
 	}
-	return found, again
+	return found
 }
+
+// doubled are the devices that several claims have and that are not shared, once each.
+func doubled(all []*occupant) (found []Result) {
+	count := map[deviceKey]int{}
+	for _, o := range all {
+		for i := range o.claim.Status.Allocation.Devices.Results {
+			r := &o.claim.Status.Allocation.Devices.Results[i]
+			if r.AdminAccess != nil && *r.AdminAccess || r.ShareID != nil {
+				continue
+			}
+			key := keyOf(r)
+			if count[key]++; count[key] == 2 {
+				found = append(found, *r)
+			}
+		}
+	}
+	return found
+}
+
+// deviceKey identifies a device.
+type deviceKey struct{ driver, pool, device string }
+
+func keyOf(r *Result) deviceKey { return deviceKey{r.Driver, r.Pool, r.Device} }
 
 // occupants are the claims with devices of a view, in the order of their names. What this scheduler only assumes is left out: nobody
 // has prepared it.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -24,10 +25,18 @@ import (
 type collisionBed struct {
 	*bed
 	pods map[string]*corev1.Pod
+	// api is what the watch writes to. Informers do not see it.
+	api *fake.Clientset
+}
+
+func (b collisionBed) watch() *collisionWatch {
+	w := newCollisionWatch(b.plugin.cluster, b)
+	w.client = b.api
+	return w
 }
 
 func newCollisionBed(t *testing.T, model string) collisionBed {
-	b := collisionBed{newBed(t, ""), map[string]*corev1.Pod{}}
+	b := collisionBed{newBed(t, ""), map[string]*corev1.Pod{}, fake.NewClientset()}
 	b.plugin.cluster.mutex.Lock()
 	b.plugin.cluster.changed = func(string) {} // the test looks
 	b.plugin.cluster.mutex.Unlock()
@@ -94,8 +103,9 @@ func (b collisionBed) find(_, name string, uid types.UID) *corev1.Pod {
 
 // collided are the pods to evict, and when to look again.
 func (b collisionBed) collided() (pods []string, again time.Duration) {
-	found, at := b.plugin.cluster.collisions("n1", b.find, b.now)
-	for _, c := range found {
+	found := b.plugin.cluster.collisions("n1", b.find, b.now)
+	at := found.again
+	for _, c := range found.evict {
 		for _, p := range c.pods {
 			pods = append(pods, p.Name)
 		}
@@ -233,38 +243,38 @@ func TestCollisionWatch_Evict(t *testing.T) {
 		{name: "as seen", want: []string{"patch pods/status", "delete pods"}, event: "Warning AllocatedTwice Evicted"},
 		{name: "without a controller", setUp: func(b collisionBed) { b.pods["late"].OwnerReferences = nil }, event: "Warning AllocatedTwice Cannot start"},
 		{name: "the first is gone", setUp: func(b collisionBed) {
-			_ = b.client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "a")
+			_ = b.api.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "a")
 		}},
 		{name: "the late one is prepared", setUp: func(b collisionBed) {
 			changed := b.claimOf("b")
 			changed.ResourceVersion = "2"
-			_ = b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), changed, "default")
+			_ = b.api.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), changed, "default")
 		}},
 		{name: "the pod has changed", want: []string{"patch pods/status"}, setUp: func(b collisionBed) {
-			b.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, conflict })
+			b.api.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, conflict })
 		}},
 		{name: "the pod is gone", want: []string{"patch pods/status"}, setUp: func(b collisionBed) {
-			_ = b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "late")
+			_ = b.api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "late")
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newCollisionBed(t, "hgx-h100")
 			b.now = time.Now()
 			for _, claim := range []*resourceapi.ResourceClaim{b.claim("a", "first", true, b.device("gpu", 0)), b.claim("b", "late", false, b.device("gpu", 0))} {
-				if err := b.client.Tracker().Add(claim); err != nil {
+				if err := b.api.Tracker().Add(claim); err != nil {
 					t.Fatal(err)
 				}
 			}
 			for _, pod := range b.pods {
-				if err := errors.Join(b.client.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)); err != nil {
+				if err := errors.Join(b.api.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if c.setUp != nil {
 				c.setUp(b)
 			}
-			b.client.ClearActions()
-			w := newCollisionWatch(b.plugin.cluster, b)
+			b.api.ClearActions()
+			w := b.watch()
 			for range 2 { // of the second, only what went wrong
 				w.resolve(t.Context(), "n1")
 				if len(c.want) > 0 {
@@ -272,7 +282,7 @@ func TestCollisionWatch_Evict(t *testing.T) {
 				}
 			}
 			var writes []string
-			for _, a := range b.client.Actions() {
+			for _, a := range b.api.Actions() {
 				if a.GetVerb() == "patch" || a.GetVerb() == "delete" {
 					writes = append(writes, strings.TrimSuffix(a.GetVerb()+" "+a.GetResource().Resource+"/"+a.GetSubresource(), "/"))
 				}
@@ -294,9 +304,80 @@ func TestCollisionWatch_Evict(t *testing.T) {
 // claimOf is a copy of a claim of the API server.
 func (b collisionBed) claimOf(name string) *resourceapi.ResourceClaim {
 	b.t.Helper()
-	object, err := b.client.Tracker().Get(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", name)
+	object, err := b.api.Tracker().Get(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", name)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return object.(*resourceapi.ResourceClaim).DeepCopy()
+}
+
+// TestCollisionWatch_Rules: a device that two claims have is tainted, shared ones and partitions in the way of others are not, and the
+// taint ends with the last claim.
+func TestCollisionWatch_Rules(t *testing.T) {
+	b := newCollisionBed(t, "hgx-h100")
+	b.now = time.Now()
+	b.claim("a", "first", true, b.device("gpu", 0))
+	b.claim("b", "late", false, b.device("gpu", 0))
+	b.claim("c", "third", true, b.device("gpu", 1))
+	b.claim("d", "fourth", false, b.device("1g.10gb", 1))
+	b.claim("e", "fifth", true, b.device("mps", 2))
+	b.claim("f", "sixth", false, b.device("mps", 2))
+	w := b.watch()
+	w.resolve(t.Context(), "n1")
+	rules := func() []resourceapi.DeviceTaintRule {
+		list, err := b.api.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list.Items
+	}
+	all := rules()
+	if len(all) != 1 || *all[0].Spec.DeviceSelector.Device != b.device("gpu", 0) || all[0].Spec.Taint.Effect != resourceapi.DeviceTaintEffectNoSchedule {
+		t.Fatalf("rules %+v, want one of the GPU that was allocated twice", all)
+	}
+	foreign := all[0].DeepCopy()
+	foreign.Name, foreign.Labels = "foreign", nil
+	b.addRule(&all[0])
+	b.addRule(foreign)
+	free := func(name string) {
+		stored, _, _ := b.claimStore().GetByKey("default/" + name)
+		if err := b.claimStore().Delete(stored); err != nil {
+			t.Fatal(err)
+		}
+		b.plugin.cluster.follow(stored.(*resourceapi.ResourceClaim))
+		w.resolve(t.Context(), "n1")
+	}
+	free("b")
+	if len(rules()) != 1 {
+		t.Error("the taint has ended although a claim has the device")
+	}
+	free("a")
+	if all := rules(); len(all) != 0 {
+		t.Errorf("rules %v are left", all)
+	}
+}
+
+// TestCollisionWatch_NoRules: nobody is evicted where the pod that is made again would get the same device.
+func TestCollisionWatch_NoRules(t *testing.T) {
+	b := newCollisionBed(t, "hgx-h100")
+	b.now = time.Now()
+	for _, claim := range []*resourceapi.ResourceClaim{b.claim("a", "first", true, b.device("gpu", 0)), b.claim("b", "late", false, b.device("gpu", 0))} {
+		b.keep(b.api.Tracker().Add(claim))
+	}
+	for _, pod := range b.pods {
+		b.keep(errors.Join(b.api.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)))
+	}
+	b.api.PrependReactor("create", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("forbidden")
+	})
+	w := b.watch()
+	w.resolve(t.Context(), "n1")
+	for _, a := range b.api.Actions() {
+		if a.GetVerb() == "delete" {
+			t.Errorf("%s of %s", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+	if _, wait := w.next(time.Now()); wait > collisionTimeout {
+		t.Errorf("the node is looked at in %s", wait)
+	}
 }

@@ -107,17 +107,27 @@ func (w *collisionWatch) next(now time.Time) (nodes []string, wait time.Duration
 
 // resolve evicts the pods of a node that collide and have lost.
 func (w *collisionWatch) resolve(ctx context.Context, node string) {
-	found, again := w.cluster.collisions(node, w.find, time.Now())
-	if !again.IsZero() {
-		w.lookAt(node, again)
+	found := w.cluster.collisions(node, w.find, time.Now())
+	if !found.again.IsZero() {
+		w.lookAt(node, found.again)
 	}
-	for i := range found {
-		if err := w.evict(ctx, node, &found[i]); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Resolve a collision of two claims", "node", node, "claim", klog.KObj(found[i].claim),
-				"other", klog.KObj(found[i].with))
+	failed := func(err error, claim, other *resourceapi.ResourceClaim) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Resolve a collision of two claims", "node", node, "claim", klog.KObj(claim), "other", klog.KObj(other))
 			w.lookAt(node, time.Now().Add(collisionTimeout))
 		}
 	}
+	marked := w.mark(ctx, found.doubled)
+	for i := range found.evict {
+		err := marked
+		if err == nil {
+			err = w.evict(ctx, node, &found.evict[i])
+		}
+		if err != nil {
+			failed(err, found.evict[i].claim, found.evict[i].with)
+		}
+	}
+	w.unmark(ctx, node)
 }
 
 func (w *collisionWatch) find(namespace, name string, uid types.UID) *corev1.Pod {
