@@ -38,6 +38,18 @@ func (l Loss) Compare(o Loss) int {
 		cmp.Compare(l.Pods, o.Pods), cmp.Compare(o.Since, l.Since))
 }
 
+// Plus is the loss of two evictions at once.
+func (l Loss) Plus(o Loss) Loss {
+	if l.Pods == 0 || o.Pods == 0 {
+		if l.Pods == 0 {
+			return o
+		}
+		return l
+	}
+	return Loss{Breaks: l.Breaks + o.Breaks, Priority: max(l.Priority, o.Priority), Units: l.Units + o.Units, Pods: l.Pods + o.Pods,
+		Since: min(l.Since, o.Since)}
+}
+
 // Units are the placement units of devices. A share counts like the smallest partition of its GPU.
 func (m *Model) Units(uses []Use) int {
 	n := 0

@@ -214,22 +214,34 @@ func (s *State) Exceeded() bool {
 	return slices.ContainsFunc(s.overdrawn, func(n int) bool { return n > 0 })
 }
 
-// Collides reports whether allocations lack what others have: the device, its capacities or its counters. What nobody has does not
-// count, such as counters that are too few for the device alone, nor what pools lack elsewhere.
-func (s *State) Collides(uses []Use) bool {
-	return slices.ContainsFunc(uses, func(u Use) bool {
-		d := &s.model.Devices[u.Device]
-		if s.uses[u.Device] > 0 && !d.Shared {
+// Collides reports whether allocations, one after the other, lack what others have: the device, its capacities or its counters. What
+// nobody has does not count, such as counters that are too few for the device alone, nor what pools lack elsewhere.
+func (s *State) Collides(uses []Use) (collides bool) {
+	for i, u := range uses {
+		if collides = s.collides(u); collides {
+			uses = uses[:i]
+			break
+		}
+		s.change(u, 1)
+	}
+	for _, u := range uses {
+		s.change(u, -1)
+	}
+	return collides
+}
+
+func (s *State) collides(u Use) bool {
+	d := &s.model.Devices[u.Device]
+	if s.uses[u.Device] > 0 && !d.Shared {
+		return true
+	}
+	for i, has := range s.amounts[u.Device] {
+		if has > 0 && has+u.amount(d, i) > d.Capacities[i].Total {
 			return true
 		}
-		for i, has := range s.amounts[u.Device] {
-			if has > 0 && has+u.amount(d, i) > d.Capacities[i].Total {
-				return true
-			}
-		}
-		return s.uses[u.Device] == 0 && slices.ContainsFunc(d.Needs, func(n Need) bool {
-			return s.free[n.Counter] < n.Amount && s.free[n.Counter] < s.model.Counters[n.Counter].Total
-		})
+	}
+	return s.uses[u.Device] == 0 && slices.ContainsFunc(d.Needs, func(n Need) bool {
+		return s.free[n.Counter] < n.Amount && s.free[n.Counter] < s.model.Counters[n.Counter].Total
 	})
 }
 

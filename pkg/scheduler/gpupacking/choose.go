@@ -154,17 +154,15 @@ type prediction struct {
 	// complete: for each request there are devices that it selects.
 	complete, fits bool
 	cost           packing.Cost
-	// deciding is the view whose devices are packed. others: there is room on the devices of all other drivers.
-	deciding *view
-	others   bool
+	// parts are the views that have such devices, short those without room for their part.
+	parts, short []*view
 }
 
 // planOn predicts a demand on a node, or says why the measure has no say. Devices of one driver decide. Others that are asked for with
 // them, such as NICs, must have room there, too. What constraints say of both is left to the allocator.
 func (c *cluster) planOn(ctx context.Context, name string, q query) (found prediction, passed string) {
-	var requests uint64
-	fits := true
-	found.others = true
+	var requests, local uint64
+	packed := false
 	for _, v := range c.views[name] {
 		p := c.plan(ctx, v, q)
 		if p.err != nil {
@@ -173,26 +171,28 @@ func (c *cluster) planOn(ctx context.Context, name string, q query) (found predi
 		if p.requests == 0 {
 			continue
 		}
-		packed := v.node.Counted || slices.Contains(q.drivers, v.node.Driver)
-		if requests&p.requests != 0 || packed && (found.deciding != nil || c.elsewhere[v.driver] > 0) {
+		own := v.node.Counted || slices.Contains(q.drivers, v.node.Driver)
+		if requests&p.requests != 0 || own && (packed || c.elsewhere[v.driver] > 0) {
 			return prediction{}, passedDriver
 		}
-		requests |= p.requests
-		if packed {
-			found.deciding, found.cost, fits = v, p.cost, p.fits
-		} else {
-			found.others = found.others && (p.fits || c.elsewhere[v.driver] > 0)
+		requests, local, found.parts = requests|p.requests, local|p.local, append(found.parts, v)
+		if own {
+			packed, found.cost = true, p.cost
+		}
+		if !p.fits && c.elsewhere[v.driver] == 0 {
+			found.short = append(found.short, v)
 		}
 	}
-	switch found.complete = requests == q.demand.All(); {
+	found.complete = requests == q.demand.All()
+	found.fits = found.complete && len(found.short) == 0
+	switch elsewhere := len(c.elsewhere) > 0; {
 	case requests == 0:
 		return prediction{}, ""
-	case found.deciding == nil:
+	case found.complete && !packed:
 		return prediction{}, passedDriver
-	case !found.complete && len(c.elsewhere) > 0:
+	case !found.complete && elsewhere, !found.fits && elsewhere && local != q.demand.All():
 		return prediction{}, passedDriver // the rest may come from devices that are not of a node
 	}
-	found.fits = found.complete && found.others && fits
 	return found, ""
 }
 

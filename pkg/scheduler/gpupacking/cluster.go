@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -67,9 +68,9 @@ type view struct {
 
 // plan predicts a demand on a node, as far as it is for devices of a driver.
 type plan struct {
-	// requests are those of the demand that select devices of the driver, as bits.
-	requests uint64
-	fits     bool
+	// requests are those of the demand that select devices of the driver, as bits, local those of which each alternative does.
+	requests, local uint64
+	fits            bool
 	// err is why nothing can be predicted.
 	err  error
 	cost packing.Cost
@@ -263,6 +264,16 @@ func (v *view) predict(ctx context.Context, cache *pools.Cache, state *packing.S
 		return plan{err: err}
 	}
 	p := plan{requests: which}
+	at := 0
+	for i := range uint64(bits.Len64(which)) {
+		if which>>i&1 == 0 {
+			continue
+		}
+		if !slices.ContainsFunc(own[at].Alternatives, func(r packing.Request) bool { return !r.Any() }) {
+			p.local |= 1 << i
+		}
+		at++
+	}
 	uses, rank, fits, err := state.FitRanked(own...)
 	p.fits, p.err = fits, err
 	if fits {

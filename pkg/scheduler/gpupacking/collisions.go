@@ -19,8 +19,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
-// collisionTimeout is for how long a pod has its node before it counts as kept from starting by a collision. Its claims are prepared
-// within seconds where nothing is in the way.
+// collisionTimeout is for how long a pod is seen in a collision before it is evicted. Claims are prepared within seconds where nothing is
+// in the way.
 const collisionTimeout = 15 * time.Second
 
 // collision is a claim that cannot be prepared, as others have been prepared that have its devices, or others in their place. The API
@@ -39,21 +39,21 @@ type podFinder func(namespace, name string, uid types.UID) *corev1.Pod
 type occupant struct {
 	claim *resourceapi.ResourceClaim
 	pods  []*corev1.Pod
+	// complete: all consumers are known. leaves: all of them end, or are gone, and with them the claim.
+	complete, leaves bool
 	// prepared are the uses of devices that the claim's status reports as ready, waiting the others.
 	prepared, waiting []packing.Use
 	devices           []Result // that wait
-	// leaves: all its pods end, and with them the claim.
-	leaves bool
 }
 
 // collisions are those on a node.
 type collisions struct {
-	// evict are those of which the pods are to be evicted now, in the order of their eviction.
+	// evict are those of which the pods are to be evicted, in that order.
 	evict []collision
 	// doubled are the devices that several claims have and that are not shared.
 	doubled []Result
-	// again is when to look again; zero where there is no collision, now or soon.
-	again time.Time
+	// exceeded: more is allocated than there is.
+	exceeded bool
 }
 
 // collisions looks at a node.
@@ -67,8 +67,7 @@ func (c *cluster) collisions(node string, find podFinder, now time.Time) (found 
 		}
 		all := c.occupants(v, find, now)
 		found.doubled = append(found.doubled, doubled(all)...)
-		evict, again := v.collisions(all, now)
-		found.evict, found.again = append(found.evict, evict...), earlier(found.again, again)
+		found.evict, found.exceeded = append(found.evict, v.collisions(all)...), true
 	}
 	return found
 }
@@ -115,11 +114,14 @@ func (c *cluster) occupants(v *view, find podFinder, now time.Time) []*occupant 
 			}
 		}
 		consumers, known := pools.Consumers(s.claim)
-		o.leaves = known
+		o.complete, o.leaves = known, known
 		for _, r := range consumers {
-			if pod := find(s.claim.Namespace, r.Name, r.UID); pod != nil {
-				o.pods, o.leaves = append(o.pods, pod), o.leaves && pools.Leaves(pod, now)
+			pod := find(s.claim.Namespace, r.Name, r.UID)
+			if pod == nil {
+				o.complete = false
+				continue
 			}
+			o.pods, o.leaves = append(o.pods, pod), o.leaves && pools.Leaves(pod, now)
 		}
 		all = append(all, o)
 	}
@@ -148,49 +150,26 @@ func isReady(claim *resourceapi.ResourceClaim, r *Result) bool {
 }
 
 // collisions of a view. One pod after the other is taken, as its eviction may end the collision of another.
-func (v *view) collisions(all []*occupant, now time.Time) (found []collision, again time.Time) {
+func (v *view) collisions(all []*occupant) (found []collision) {
 	all = slices.DeleteFunc(all, func(o *occupant) bool { return o.leaves })
 	for {
-		var losers []*occupant
-		for _, o := range all {
-			if v.inTheWay(o, all) != nil {
-				losers = append(losers, o)
-			}
+		losers := slices.DeleteFunc(slices.Clone(all), func(o *occupant) bool { return !o.evictable() || v.inTheWay(o, all) == nil })
+		if len(losers) == 0 {
+			return found
 		}
-		var evict []*occupant
-		again = time.Time{}
-		for _, o := range losers {
-			at, ok := evictableAt(o.pods)
-			if !ok {
-				at = now.Add(collisionTimeout) // they may be by then
-			}
-			if at.After(now) {
-				again = earlier(again, at)
-			} else {
-				evict = append(evict, o)
-			}
-		}
-		if len(evict) == 0 {
-			return found, again
-		}
-		o := slices.MinFunc(evict, compareOccupants)
+		o := slices.MinFunc(losers, compareOccupants)
 		found = append(found, collision{claim: o.claim, with: v.inTheWay(o, all).claim, devices: o.devices, pods: o.pods})
 		all = slices.DeleteFunc(all, func(other *occupant) bool { return other == o || endsWith(other, o.pods) })
 	}
-}
-
-// earlier is the first of two times that are not zero.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // inTheWay is the first claim without which the devices of another could be prepared, or one of several that are in the way together;
 // nil where nothing is.
 func (v *view) inTheWay(o *occupant, all []*occupant) *occupant {
 	together := v.node.NewState()
+	if len(o.waiting) == 0 || together.Collides(o.waiting) {
+		return nil // nothing else is to blame
+	}
 	for _, other := range all {
 		if other == o || len(other.prepared) == 0 {
 			continue
@@ -208,18 +187,11 @@ func endsWith(o *occupant, pods []*corev1.Pod) bool {
 	return len(o.pods) > 0 && !slices.ContainsFunc(o.pods, func(p *corev1.Pod) bool { return !slices.Contains(pods, p) })
 }
 
-// evictableAt is when pods may be evicted because they cannot start; not ok where they may not.
-func evictableAt(pods []*corev1.Pod) (at time.Time, ok bool) {
-	for _, p := range pods {
-		since := scheduledAt(p)
-		if since.IsZero() || started(p) || p.DeletionTimestamp != nil {
-			return time.Time{}, false
-		}
-		if due := since.Add(collisionTimeout); due.After(at) {
-			at = due
-		}
-	}
-	return at, len(pods) > 0
+// evictable reports whether a claim ends with pods of which none has started.
+func (o *occupant) evictable() bool {
+	return o.complete && len(o.pods) > 0 && !slices.ContainsFunc(o.pods, func(p *corev1.Pod) bool {
+		return scheduledAt(p).IsZero() || started(p) || p.DeletionTimestamp != nil
+	})
 }
 
 // scheduledAt is since when a pod has a node; zero where it has none.
@@ -241,11 +213,17 @@ func started(pod *corev1.Pod) bool {
 		slices.ContainsFunc(pod.Status.ContainerStatuses, ran)
 }
 
-// compareOccupants orders claims by the loss: pods that a controller makes again first, then those of low priority, then the last that
-// got their node.
+// replaced reports whether another pod and another claim come in place of a pod that is evicted and its claim.
+func replaced(pod *corev1.Pod, claim *resourceapi.ResourceClaim) bool {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	return metav1.GetControllerOfNoCopy(pod) != nil && owner != nil && owner.UID == pod.UID
+}
+
+// compareOccupants orders claims by the loss: those that are made again first, then those of low priority, then the last that got their
+// node.
 func compareOccupants(a, b *occupant) int {
-	bare := func(o *occupant) int {
-		return len(slices.DeleteFunc(slices.Clone(o.pods), func(p *corev1.Pod) bool { return metav1.GetControllerOfNoCopy(p) != nil }))
+	lasting := func(o *occupant) int {
+		return len(slices.DeleteFunc(slices.Clone(o.pods), func(p *corev1.Pod) bool { return replaced(p, o.claim) }))
 	}
 	priority := func(o *occupant) (most int32) {
 		most = schedulinghelpers.PodPriority(o.pods[0])
@@ -254,6 +232,6 @@ func compareOccupants(a, b *occupant) int {
 		}
 		return most
 	}
-	return cmp.Or(cmp.Compare(bare(a), bare(b)), cmp.Compare(priority(a), priority(b)),
+	return cmp.Or(cmp.Compare(lasting(a), lasting(b)), cmp.Compare(priority(a), priority(b)),
 		scheduledAt(b.pods[0]).Compare(scheduledAt(a.pods[0])), cmp.Compare(a.claim.UID, b.claim.UID))
 }

@@ -4,6 +4,7 @@ package gpupacking
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -75,8 +76,24 @@ func (b collisionBed) claim(name, pod string, prepared bool, devices ...string) 
 			c.Status.Devices = append(c.Status.Devices, ready)
 		}
 	}
+	c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: pod, UID: types.UID(pod), Controller: new(true)}}
 	b.reserve(c, pod)
 	return c
+}
+
+// consume changes the shares of a claim.
+func (b collisionBed) consume(claim, shares string) {
+	object, _, _ := b.claimStore().GetByKey("default/" + claim)
+	c := object.(*resourceapi.ResourceClaim).DeepCopy()
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		r.ShareID, r.ConsumedCapacity = new(types.UID(fmt.Sprint(claim, i))), map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse(shares)}
+		if len(c.Status.Devices) > 0 {
+			c.Status.Devices[i].ShareID = new(string(*r.ShareID))
+		}
+	}
+	b.storeClaim(c)
+	b.plugin.cluster.follow(c)
 }
 
 // reserve adds a claim to a pod's, which it makes.
@@ -101,19 +118,14 @@ func (b collisionBed) find(_, name string, uid types.UID) *corev1.Pod {
 	return nil
 }
 
-// collided are the pods to evict, and when to look again.
-func (b collisionBed) collided() (pods []string, again time.Duration) {
-	found := b.plugin.cluster.collisions("n1", b.find, b.now)
-	at := found.again
-	for _, c := range found.evict {
+// collided are the pods to evict.
+func (b collisionBed) collided() (pods []string) {
+	for _, c := range b.plugin.cluster.collisions("n1", b.find, b.now).evict {
 		for _, p := range c.pods {
 			pods = append(pods, p.Name)
 		}
 	}
-	if !at.IsZero() {
-		again = at.Sub(b.now)
-	}
-	return pods, again
+	return pods
 }
 
 func TestCollisions(t *testing.T) {
@@ -122,7 +134,6 @@ func TestCollisions(t *testing.T) {
 		name  string
 		setUp func(b collisionBed)
 		want  []string
-		again time.Duration
 	}{
 		{name: "one GPU twice", want: []string{"late"}, setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))
@@ -132,11 +143,6 @@ func TestCollisions(t *testing.T) {
 		{name: "nobody has it yet", setUp: func(b collisionBed) {
 			b.claim("a", "first", false, b.device("gpu", 0))
 			b.claim("b", "late", false, b.device("gpu", 0))
-		}},
-		{name: "not for long", again: 10 * time.Second, setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
-			b.pods["late"].Status.Conditions[0].LastTransitionTime = metav1.Time{Time: b.now.Add(-5 * time.Second)}
 		}},
 		{name: "a GPU under a partition", want: []string{"late"}, setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("1g.10gb", 0))
@@ -154,12 +160,12 @@ func TestCollisions(t *testing.T) {
 			b.claim("a", "first", true, b.device("mps", 0))
 			b.claim("b", "late", false, b.device("mps", 0))
 		}},
-		{name: "one that has started", again: collisionTimeout, setUp: func(b collisionBed) {
+		{name: "one that has started", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))
 			b.claim("b", "late", false, b.device("gpu", 0))
 			running(b.pods["late"])
 		}},
-		{name: "one whose container runs", again: collisionTimeout, setUp: func(b collisionBed) {
+		{name: "one whose container runs", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))
 			b.claim("b", "late", false, b.device("gpu", 0))
 			b.pods["late"].Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
@@ -200,16 +206,27 @@ func TestCollisions(t *testing.T) {
 			b.claim("a", "first", true, b.device("gpu", 0))
 			b.reserve(b.claim("b", "late", false, b.device("gpu", 0)), "later")
 		}},
-		{name: "a claim of two pods of which one runs", again: collisionTimeout, setUp: func(b collisionBed) {
+		{name: "a claim of two pods of which one runs", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))
 			b.reserve(b.claim("b", "late", false, b.device("gpu", 0)), "later")
 			running(b.pods["later"])
+		}},
+		{name: "a claim of pods of which one is not known", setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("gpu", 0))
+			b.reserve(b.claim("b", "late", false, b.device("gpu", 0)), "later")
+			delete(b.pods, "later")
+		}},
+		{name: "two shares that are too much together", want: []string{"late"}, setUp: func(b collisionBed) {
+			b.claim("a", "first", true, b.device("mps", 0))
+			b.claim("b", "late", false, b.device("mps", 0), b.device("mps", 0))
+			b.consume("a", "6")
+			b.consume("b", "4")
 		}},
 		{name: "a device that nobody publishes", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, "gpu-gone")
 			b.claim("b", "late", false, "gpu-gone")
 		}},
-		{name: "too much elsewhere in the pool", again: collisionTimeout, setUp: func(b collisionBed) {
+		{name: "too much elsewhere in the pool", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))
 			b.claim("b", "second", true, b.device("1g.10gb", 0)) // both say that they are prepared
 			running(b.pods["first"])
@@ -223,9 +240,8 @@ func TestCollisions(t *testing.T) {
 			b := newCollisionBed(t, "hgx-h100")
 			b.now = time.Now()
 			c.setUp(b)
-			pods, again := b.collided()
-			if diff := cmp.Diff(c.want, pods); diff != "" || again.Round(time.Second) != c.again {
-				t.Errorf("look again after %s, want %s; pods to evict (-want +got):\n%s", again, c.again, diff)
+			if diff := cmp.Diff(c.want, b.collided()); diff != "" {
+				t.Errorf("pods to evict (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -242,6 +258,11 @@ func TestCollisionWatch_Evict(t *testing.T) {
 	}{
 		{name: "as seen", want: []string{"patch pods/status", "delete pods"}, event: "Warning AllocatedTwice Evicted"},
 		{name: "without a controller", setUp: func(b collisionBed) { b.pods["late"].OwnerReferences = nil }, event: "Warning AllocatedTwice Cannot start"},
+		{name: "a claim of its own name", setUp: func(b collisionBed) {
+			object, _, _ := b.claimStore().GetByKey("default/b")
+			object.(*resourceapi.ResourceClaim).OwnerReferences = nil
+		}, event: "Warning AllocatedTwice Cannot start: devices gpu-0000-df-00-0 on node n1 cannot be prepared: claim default/a has them, too, or other " +
+			"devices of the same GPUs. Delete all pods that use claim default/b"},
 		{name: "the first is gone", setUp: func(b collisionBed) {
 			_ = b.api.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", "a")
 		}},
@@ -275,11 +296,13 @@ func TestCollisionWatch_Evict(t *testing.T) {
 			}
 			b.api.ClearActions()
 			w := b.watch()
-			for range 2 { // of the second, only what went wrong
-				w.resolve(t.Context(), "n1")
-				if len(c.want) > 0 {
-					break
-				}
+			w.resolve(t.Context(), "n1", b.now)
+			if n := len(b.api.Actions()); n != 1 { // the rule
+				t.Fatalf("%d requests at the first look", n)
+			}
+			w.resolve(t.Context(), "n1", b.now.Add(collisionTimeout))
+			if len(c.want) == 0 {
+				w.resolve(t.Context(), "n1", b.now.Add(2*collisionTimeout))
 			}
 			var writes []string
 			for _, a := range b.api.Actions() {
@@ -323,7 +346,7 @@ func TestCollisionWatch_Rules(t *testing.T) {
 	b.claim("e", "fifth", true, b.device("mps", 2))
 	b.claim("f", "sixth", false, b.device("mps", 2))
 	w := b.watch()
-	w.resolve(t.Context(), "n1")
+	w.resolve(t.Context(), "n1", time.Now())
 	rules := func() []resourceapi.DeviceTaintRule {
 		list, err := b.api.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -345,7 +368,7 @@ func TestCollisionWatch_Rules(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.plugin.cluster.follow(stored.(*resourceapi.ResourceClaim))
-		w.resolve(t.Context(), "n1")
+		w.resolve(t.Context(), "n1", time.Now())
 	}
 	free("b")
 	if len(rules()) != 1 {
@@ -371,7 +394,8 @@ func TestCollisionWatch_NoRules(t *testing.T) {
 		return true, nil, errors.New("forbidden")
 	})
 	w := b.watch()
-	w.resolve(t.Context(), "n1")
+	w.resolve(t.Context(), "n1", b.now)
+	w.resolve(t.Context(), "n1", b.now.Add(collisionTimeout))
 	for _, a := range b.api.Actions() {
 		if a.GetVerb() == "delete" {
 			t.Errorf("%s of %s", a.GetVerb(), a.GetResource().Resource)

@@ -40,14 +40,17 @@ type collisionWatch struct {
 	// due are the nodes to look at, and when.
 	due   map[string]time.Time
 	added chan struct{}
-	// told are the pods without a controller that have an Event.
+	// told are the pods that are not evicted and have an Event.
 	told remembered[struct{}]
+	// seen is since when claims are seen as those that have lost, by node. Only run uses it.
+	seen map[string]map[types.UID]time.Time
 }
 
 func newCollisionWatch(c *cluster, handle framework.Handle) *collisionWatch {
 	return &collisionWatch{
 		cluster: c, client: handle.ClientSet(), pods: handle.SharedInformerFactory().Core().V1().Pods().Lister(),
 		recorder: handle.EventRecorder(), due: map[string]time.Time{}, added: make(chan struct{}, 1),
+		seen: map[string]map[types.UID]time.Time{},
 	}
 }
 
@@ -75,7 +78,7 @@ func (w *collisionWatch) run(ctx context.Context) {
 	for {
 		nodes, wait := w.next(time.Now())
 		for _, node := range nodes {
-			w.resolve(ctx, node)
+			w.resolve(ctx, node, time.Now())
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -105,27 +108,37 @@ func (w *collisionWatch) next(now time.Time) (nodes []string, wait time.Duration
 	return nodes, wait
 }
 
-// resolve evicts the pods of a node that collide and have lost.
-func (w *collisionWatch) resolve(ctx context.Context, node string) {
-	found := w.cluster.collisions(node, w.find, time.Now())
-	if !found.again.IsZero() {
-		w.lookAt(node, found.again)
+// resolve evicts the pods of a node that have lost, and have been seen so for some time.
+func (w *collisionWatch) resolve(ctx context.Context, node string, now time.Time) {
+	found := w.cluster.collisions(node, w.find, now)
+	if found.exceeded {
+		w.lookAt(node, now.Add(collisionTimeout)) // what ends a collision, or lets a pod be evicted, may have no event
 	}
-	failed := func(err error, claim, other *resourceapi.ResourceClaim) {
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Resolve a collision of two claims", "node", node, "claim", klog.KObj(claim), "other", klog.KObj(other))
-			w.lookAt(node, time.Now().Add(collisionTimeout))
-		}
-	}
+	logger, seen := klog.FromContext(ctx), map[types.UID]time.Time{}
 	marked := w.mark(ctx, found.doubled)
+	if marked != nil && ctx.Err() == nil {
+		logger.Error(marked, "Keep other claims off devices that were allocated twice", "node", node)
+	}
 	for i := range found.evict {
-		err := marked
-		if err == nil {
-			err = w.evict(ctx, node, &found.evict[i])
+		c := &found.evict[i]
+		since, known := w.seen[node][c.claim.UID]
+		if !known {
+			since = now
 		}
-		if err != nil {
-			failed(err, found.evict[i].claim, found.evict[i].with)
+		seen[c.claim.UID] = since
+		if due := since.Add(collisionTimeout); due.After(now) {
+			w.lookAt(node, due)
+			continue
 		}
+		if marked != nil {
+			continue
+		}
+		if err := w.evict(ctx, node, c); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Resolve a collision of two claims", "node", node, "claim", klog.KObj(c.claim), "other", klog.KObj(c.with))
+		}
+	}
+	if delete(w.seen, node); len(seen) > 0 {
+		w.seen[node] = seen
 	}
 	w.unmark(ctx, node)
 }
@@ -152,8 +165,8 @@ func (w *collisionWatch) evict(ctx context.Context, node string, c *collision) e
 	text := fmt.Sprintf("%s on node %s cannot be prepared: claim %s has them, too, or other devices of the same GPUs",
 		DeviceNames(c.devices), node, klog.KObj(c.with))
 	for _, pod := range c.pods {
-		if metav1.GetControllerOfNoCopy(pod) == nil {
-			w.tell(pod, text)
+		if !replaced(pod, c.claim) {
+			w.tell(pod, c.claim, text)
 			continue
 		}
 		if err := w.evictPod(ctx, node, pod, text); err != nil {
@@ -163,12 +176,17 @@ func (w *collisionWatch) evict(ctx context.Context, node string, c *collision) e
 	return nil
 }
 
-// tell says once of a pod that nobody would make again what to do.
-func (w *collisionWatch) tell(pod *corev1.Pod, text string) {
-	if _, told := w.told.get(pod.UID); told {
+// tell says once of a pod what to do, where its eviction would not do it: nobody would make it again, or its claim would keep the devices
+// for the next one.
+func (w *collisionWatch) tell(pod *corev1.Pod, claim *resourceapi.ResourceClaim, text string) {
+	if w.told.put(pod.UID, struct{}{}) {
 		return
 	}
-	w.told.put(pod.UID, struct{}{})
+	if owner := metav1.GetControllerOfNoCopy(claim); owner == nil || owner.UID != pod.UID {
+		w.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "AllocatedTwice", "Scheduling",
+			"Cannot start: %s. Delete all pods that use claim %s, and create them again once it is deallocated.", text, klog.KObj(claim))
+		return
+	}
 	w.recorder.Eventf(pod, nil, corev1.EventTypeWarning, "AllocatedTwice", "Scheduling",
 		"Cannot start: %s. Delete the pod and create it again: it has no controller that would.", text)
 }

@@ -29,7 +29,7 @@ type eligible struct {
 // eligibleNodes sorts nodes. Of extended resources, those that are DeviceClasses are left out: they are a matter of devices.
 func (a *asks) eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
 	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(logger, pod, nodes)}
-	affinity, wanted, volumes := nodeaffinity.GetRequiredNodeAffinity(pod), a.wanted(pod), a.stored.of(pod)
+	affinity, wanted, volumes := nodeaffinity.GetRequiredNodeAffinity(pod), a.wanted(pod, nodes), a.stored.of(pod)
 	for _, n := range nodes {
 		node := n.Node()
 		if node == nil || !admits(logger, pod, node, affinity) || !wanted.within(n, false) || !volumes.reach(node) {
@@ -53,8 +53,9 @@ type wanted struct {
 	ports  []corev1.ContainerPort
 }
 
-// wanted is what NodeResourcesFit and NodePorts go by.
-func (a *asks) wanted(pod *corev1.Pod) wanted {
+// wanted is what NodeResourcesFit and NodePorts go by. A resource that no node has is left to them: it may be one that NodeResourcesFit
+// ignores (ignoredResources), or that an extender has.
+func (a *asks) wanted(pod *corev1.Pod, nodes []framework.NodeInfo) wanted {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	w := wanted{scalar: map[corev1.ResourceName]int64{}, ports: hostPorts(pod)}
 	for name, quantity := range requests {
@@ -66,7 +67,8 @@ func (a *asks) wanted(pod *corev1.Pod) wanted {
 		case corev1.ResourceEphemeralStorage:
 			w.ephemeralStorage = quantity.Value()
 		default:
-			if a.classOf(name) == nil {
+			has := func(n framework.NodeInfo) bool { return n.GetAllocatable().GetScalarResources()[name] > 0 }
+			if a.classOf(name) == nil && slices.ContainsFunc(nodes, has) {
 				w.scalar[name] = quantity.Value()
 			}
 		}

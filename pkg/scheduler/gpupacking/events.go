@@ -14,8 +14,8 @@ import (
 	"k8s.io/kube-scheduler/framework"
 )
 
-// EventsToRegister are those that may give room on GPUs to a pod that had none. CPU, memory and pod slots are no part of that:
-// NodeResourcesFit refuses the nodes that lack them, and has events of its own.
+// EventsToRegister are those that may give room on GPUs to a pod that had none, or let it on more nodes. What pods use of CPU, memory and
+// other resources is no part of that: where they only lack those, nodes are left to NodeResourcesFit, which has events of its own.
 //
 // The functions follow the object of the event before they answer. They run before the pod is queued, and the informers'
 // handlers may run after its next attempt.
@@ -31,8 +31,16 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 		{Event: framework.ClusterEvent{Resource: framework.ResourceSlice, ActionType: every}, QueueingHintFn: p.afterSlice},
 		{Event: framework.ClusterEvent{Resource: framework.DeviceClass, ActionType: framework.Add | framework.Update}},
 		{Event: framework.ClusterEvent{Resource: framework.TargetPod,
-			ActionType: framework.UpdatePodGeneratedResourceClaim | framework.UpdatePodToleration}},
+			ActionType: framework.UpdatePodGeneratedResourceClaim | framework.UpdatePodToleration | framework.UpdatePodScaleDown}},
+		{Event: framework.ClusterEvent{Resource: framework.PersistentVolume, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
+		{Event: framework.ClusterEvent{Resource: framework.PersistentVolumeClaim, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
+		{Event: framework.ClusterEvent{Resource: framework.StorageClass, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
 	}, nil
+}
+
+// afterVolume queues pods that have volumes.
+func afterVolume(_ klog.Logger, pod *corev1.Pod, _, _ any) (framework.QueueingHint, error) {
+	return hint(hasVolumes(pod)), nil
 }
 
 // afterNode queues pods that may fit on the node. What a device plugin has there changes the meaning of extended resources.

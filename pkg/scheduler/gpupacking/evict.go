@@ -59,18 +59,44 @@ func (e *evictor) any(node framework.NodeInfo) bool {
 	})
 }
 
-// on finds the least loss for a demand on a node; not ok where none makes room, or the measure has no say.
+// on finds the least loss for a demand on a node; not ok where none makes room, or the measure has no say. Where several drivers lack
+// room, it is the sum of what each of them needs: the dry run spares pods that need not go for both.
 func (e *evictor) on(ctx context.Context, c *cluster, q query, node framework.NodeInfo) (found eviction, ok bool) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	name := node.Node().Name
 	p, passed := c.planOn(ctx, name, q)
-	if passed != "" || !p.complete || !p.others {
+	if passed != "" || !p.complete {
 		return eviction{}, false
 	}
-	v := p.deciding
+	short := p.short
+	if len(short) == 0 {
+		short = p.parts // it fits, and others may have to go for other resources
+	}
+	found.node = name
+	for i, v := range short {
+		one, ok := e.onView(ctx, c, v, q, node)
+		if !ok {
+			return eviction{}, false
+		}
+		if i == 0 {
+			found = one
+			continue
+		}
+		for _, victim := range one.victims {
+			if !slices.Contains(found.victims, victim) {
+				found.victims = append(found.victims, victim)
+			}
+		}
+		found.loss = found.loss.Plus(one.loss)
+	}
+	return found, true
+}
+
+// onView is on for the devices of one driver.
+func (e *evictor) onView(ctx context.Context, c *cluster, v *view, q query, node framework.NodeInfo) (found eviction, ok bool) {
 	released, all := e.victims(c, v, node)
-	holds := c.holds.on(name, q.holder)
+	holds := c.holds.on(v.of, q.holder)
 	sum := sumOf(all, released, e.budgets.Allowed)
 	if known, ok := v.evictions[q.demand.Key]; ok && len(holds) == 0 && known.sum == sum {
 		return known.eviction, known.ok
@@ -83,7 +109,7 @@ func (e *evictor) on(ctx context.Context, c *cluster, q query, node framework.No
 	}
 	chosen, loss, fits, err := state.Evict(all.All, e.budgets.Allowed, requests...)
 	ok = err == nil && fits
-	found = eviction{node: name, loss: loss}
+	found = eviction{node: v.of, loss: loss}
 	for _, i := range chosen {
 		for _, p := range all.Pods[i] {
 			found.victims = append(found.victims, p.UID)

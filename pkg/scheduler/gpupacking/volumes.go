@@ -6,15 +6,23 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/component-helpers/storage/volume"
 )
 
-// volumes are where those of a pod can be used: for each, a node must match one of the selectors. Local volumes are on one node.
-type volumes [][]*nodeaffinity.NodeSelector
+// volumes are where those of a pod can be used, for each.
+type volumes []places
+
+// places are the nodes that match one of some selectors. Local volumes are mostly of one node, by its host name.
+type places struct {
+	hosts     map[string]bool
+	selectors []*nodeaffinity.NodeSelector
+}
 
 // noProvisioner is the provisioner of classes whose volumes exist before their claims, as local ones do
 // (https://kubernetes.io/docs/concepts/storage/storage-classes/#local).
@@ -48,83 +56,93 @@ func (l *volumeListers) of(pod *corev1.Pod) (found volumes) {
 		default:
 			continue
 		}
-		if selectors := l.selectorsOf(pod.Namespace, name); selectors != nil {
-			found = append(found, selectors)
+		if p, limited := l.placesOf(pod.Namespace, name); limited {
+			found = append(found, p)
 		}
 	}
 	return found
 }
 
-// selectorsOf are those of the volume that a claim has, or of those that it may get; nil where it may be used anywhere.
-func (l *volumeListers) selectorsOf(namespace, name string) []*nodeaffinity.NodeSelector {
+// placesOf are those of the volume that a claim has, or of those that it may get; not limited where it may be used anywhere.
+func (l *volumeListers) placesOf(namespace, name string) (found places, limited bool) {
 	claim, err := l.claims.PersistentVolumeClaims(namespace).Get(name)
 	if err != nil {
-		return nil
+		return places{}, false
 	}
 	if claim.Spec.VolumeName != "" {
-		volume, err := l.volumes.Get(claim.Spec.VolumeName)
-		if err != nil {
-			return nil
-		}
-		if s := selectorOf(volume); s != nil {
-			return []*nodeaffinity.NodeSelector{s}
-		}
-		return nil
+		bound, err := l.volumes.Get(claim.Spec.VolumeName)
+		return found, err == nil && found.add(bound)
 	}
-	if claim.Spec.StorageClassName == nil {
-		return nil
-	}
-	class, err := l.classes.Get(*claim.Spec.StorageClassName)
+	className := volume.GetPersistentVolumeClaimClass(claim)
+	class, err := l.classes.Get(className)
 	if err != nil || class.Provisioner != noProvisioner {
-		return nil
+		return places{}, false
 	}
 	all, err := l.volumes.List(labels.Everything())
 	if err != nil {
-		return nil
+		return places{}, false
 	}
-	selectors := []*nodeaffinity.NodeSelector{}
-	for _, volume := range all {
-		if !mayBind(volume, claim) {
-			continue
-		}
-		s := selectorOf(volume)
-		if s == nil {
-			return nil
-		}
-		selectors = append(selectors, s)
+	selector, err := metav1.LabelSelectorAsSelector(claim.Spec.Selector)
+	if err != nil || claim.Spec.Selector == nil {
+		selector = labels.Everything()
 	}
-	return selectors
+	for _, v := range all {
+		if volume.GetPersistentVolumeClass(v) == className && selector.Matches(labels.Set(v.Labels)) && mayBind(v, claim) && !found.add(v) {
+			return places{}, false
+		}
+	}
+	return found, true
 }
 
-// mayBind reports whether a volume is free for a claim, as far as its class, size and access modes say.
-func mayBind(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
-	if volume.Spec.StorageClassName != *claim.Spec.StorageClassName {
+// mayBind reports whether a volume is free for a claim, as far as its size, modes and phase say.
+func mayBind(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+	r := v.Spec.ClaimRef
+	if r == nil && v.Status.Phase != corev1.VolumeAvailable && v.Status.Phase != "" {
 		return false
 	}
-	if r := volume.Spec.ClaimRef; r != nil && (r.Namespace != claim.Namespace || r.Name != claim.Name || r.UID != "" && r.UID != claim.UID) {
+	if r != nil && (r.Namespace != claim.Namespace || r.Name != claim.Name || r.UID != "" && r.UID != claim.UID) {
 		return false
 	}
-	has, wants := volume.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	return has.Cmp(wants) >= 0 && !slices.ContainsFunc(claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
-		return !slices.Contains(volume.Spec.AccessModes, m)
-	})
+	mode := func(m *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
+		if m == nil {
+			return corev1.PersistentVolumeFilesystem
+		}
+		return *m
+	}
+	has, wants := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	return mode(v.Spec.VolumeMode) == mode(claim.Spec.VolumeMode) && has.Cmp(wants) >= 0 &&
+		!slices.ContainsFunc(claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(v.Spec.AccessModes, m) })
 }
 
-// selectorOf is nil for a volume of all nodes.
-func selectorOf(volume *corev1.PersistentVolume) *nodeaffinity.NodeSelector {
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-		return nil
+// add adds those of a volume. It reports whether there is a limit.
+func (p *places) add(v *corev1.PersistentVolume) bool {
+	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+		return false
 	}
-	s, err := nodeaffinity.NewNodeSelector(volume.Spec.NodeAffinity.Required)
+	terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+	if len(terms) == 1 && len(terms[0].MatchFields) == 0 && len(terms[0].MatchExpressions) == 1 {
+		if e := terms[0].MatchExpressions[0]; e.Key == corev1.LabelHostname && e.Operator == corev1.NodeSelectorOpIn {
+			if p.hosts == nil {
+				p.hosts = map[string]bool{}
+			}
+			for _, host := range e.Values {
+				p.hosts[host] = true
+			}
+			return true
+		}
+	}
+	s, err := nodeaffinity.NewNodeSelector(v.Spec.NodeAffinity.Required)
 	if err != nil {
-		return nil
+		return false
 	}
-	return s
+	p.selectors = append(p.selectors, s)
+	return true
 }
 
 // reach reports whether all volumes can be used on a node.
 func (v volumes) reach(node *corev1.Node) bool {
-	return !slices.ContainsFunc(v, func(selectors []*nodeaffinity.NodeSelector) bool {
-		return !slices.ContainsFunc(selectors, func(s *nodeaffinity.NodeSelector) bool { return s.Match(node) })
+	return !slices.ContainsFunc(v, func(p places) bool {
+		return !p.hosts[node.Labels[corev1.LabelHostname]] &&
+			!slices.ContainsFunc(p.selectors, func(s *nodeaffinity.NodeSelector) bool { return s.Match(node) })
 	})
 }
