@@ -55,6 +55,9 @@ func (b priorityBed) allocatedTwice(change func(late *corev1.Pod)) {
 		must(b.t, errOf(pods.UpdateStatus(b.t.Context(), pod, metav1.UpdateOptions{})))
 		claim, err := claims.Get(b.t.Context(), name, metav1.GetOptions{})
 		must(b.t, err)
+		claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: name, UID: pod.UID, Controller: new(true)}}
+		claim, err = claims.Update(b.t.Context(), claim, metav1.UpdateOptions{}) // as one of a template
+		must(b.t, err)
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.cleave.dev", Pool: "n1", Device: device}},
 		}}

@@ -46,6 +46,24 @@ func TestPreFilter_Alternatives(t *testing.T) {
 	}
 }
 
+// TestPreFilter_AlternativeElsewhere: the allocator decides where an alternative is for devices of no node.
+func TestPreFilter_AlternativeElsewhere(t *testing.T) {
+	b := newBed(t, `{"candidates": 4}`)
+	b.addNodes("gh200", "n1")
+	b.publish(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "remote"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: "nic.example.com", AllNodes: new(true), Pool: resourceapi.ResourcePool{Name: "remote", ResourceSliceCount: 1},
+		Devices: []resourceapi.Device{{Name: "remote-0"}},
+	}})
+	pod := b.pod("x", "", alternatives("gpu", "nic"))
+	if _, got := b.preFilter(pod); got != "n1" {
+		t.Errorf("got %s with a GPU free, want its node", got)
+	}
+	b.place(b.pod("a", "gpu"))
+	if _, got := b.preFilter(pod); got != framework.Skip.String() {
+		t.Errorf("got %s with no GPU free, want all nodes", got)
+	}
+}
+
 // TestPreFilter_Constraints: two partitions of one GPU, where one node has its free ones on two.
 func TestPreFilter_Constraints(t *testing.T) {
 	b := newBed(t, `{"candidates": 4}`)
@@ -83,7 +101,8 @@ func TestPreFilter_Constraints(t *testing.T) {
 func TestPreFilter_SeveralDrivers(t *testing.T) {
 	b := newBed(t, `{"candidates": 4}`)
 	b.addNodes("gh200", "n1", "n2", "n3")
-	for _, node := range []string{"n2", "n3"} {
+	b.addNode("cpu")
+	for _, node := range []string{"n2", "n3", "cpu"} { // one without GPUs
 		b.publish(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "nic-" + node}, Spec: resourceapi.ResourceSliceSpec{
 			Driver: "nic.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: "nics-" + node, ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{Name: "nic-0"}},
@@ -137,6 +156,7 @@ func TestPreFilter_Resources(t *testing.T) {
 		{"enough", func(n *fakeNode) {
 			n.scalars, n.used = map[corev1.ResourceName]int64{rdma: 4}, map[corev1.ResourceName]int64{rdma: 3}
 		}, requests(rdma, "1"), "n1 n2"},
+		{"what no node has", func(*fakeNode) {}, requests("example.com/ignored", "1"), "n1 n2"},
 		{"hugepages", func(*fakeNode) {}, requests("hugepages-2Mi", "2Mi"), "n2"},
 		{"ephemeral storage used", func(n *fakeNode) { n.used = map[corev1.ResourceName]int64{corev1.ResourceEphemeralStorage: 1 << 30} }, requests(corev1.ResourceEphemeralStorage, "1Mi"), "n2"},
 		{"host port used", func(n *fakeNode) {
@@ -179,6 +199,7 @@ func TestPreFilter_Volumes(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		volume, class string // of the claim
+		selector      map[string]string
 		change        func(all []*corev1.PersistentVolume)
 		want          string
 	}{
@@ -189,6 +210,20 @@ func TestPreFilter_Volumes(t *testing.T) {
 		{name: "of another claim", class: "local", change: func(all []*corev1.PersistentVolume) {
 			all[1].Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
 		}, want: framework.Skip.String()},
+		{name: "of another mode", class: "local", change: func(all []*corev1.PersistentVolume) {
+			all[1].Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
+		}, want: framework.Skip.String()},
+		{name: "failed", class: "local", change: func(all []*corev1.PersistentVolume) { all[1].Status.Phase = corev1.VolumeFailed }, want: framework.Skip.String()},
+		{name: "selected by a label", class: "local", selector: map[string]string{"disk": "fast"}, change: func(all []*corev1.PersistentVolume) {
+			all[2].Labels, all[2].Spec.StorageClassName = map[string]string{"disk": "fast"}, "local"
+		}, want: "n3"},
+		{name: "a class by annotation", class: "local", change: func(all []*corev1.PersistentVolume) {
+			all[1].Annotations, all[1].Spec.StorageClassName = map[string]string{corev1.BetaStorageClassAnnotation: "local"}, ""
+		}, want: "n2"},
+		{name: "a node by another label", class: "local", change: func(all []*corev1.PersistentVolume) {
+			e := &all[1].Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
+			e.Operator, e.Values = corev1.NodeSelectorOpNotIn, []string{"n1", "n2"}
+		}, want: "n3"},
 		{name: "used anywhere", class: "local", change: func(all []*corev1.PersistentVolume) { all[1].Spec.NodeAffinity = nil }, want: "n1 n2 n3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -202,6 +237,9 @@ func TestPreFilter_Volumes(t *testing.T) {
 				VolumeName: c.volume, StorageClassName: &c.class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("4Gi")}},
 			}}
+			if c.selector != nil {
+				claim.Spec.Selector = &metav1.LabelSelector{MatchLabels: c.selector}
+			}
 			core := b.informers.Core().V1()
 			for _, v := range all {
 				b.keep(core.PersistentVolumes().Informer().GetIndexer().Add(v))
