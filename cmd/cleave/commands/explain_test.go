@@ -77,7 +77,7 @@ func TestExplain_Objects(t *testing.T) {
 			want: "GPUs are shared only where their policy has no other tier, as the scheduler of Kubernetes 1.36.1 could"},
 		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
 		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
-		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",
+		"a file": {state: explain.Refused, want: "ResourceClaim ml/c never fits the nodes of this cluster",
 			file: "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mine}}]}}\n" +
 				"---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{cel: {expression: 'device.driver == \"gpu.cleave.dev\" && false'}}]}\n"},
 	}

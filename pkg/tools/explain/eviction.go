@@ -320,7 +320,7 @@ func competes(m *packing.Model, uses []packing.Use, requests []packing.Request) 
 
 // whyStays is why nobody's eviction releases a claim.
 func (e *evictions) whyStays(claim *resourceapi.ResourceClaim, end pools.End, evicting *pools.Evicting) Cause {
-	c := Cause{Claims: []Use{useOf(claim)}, want: int64(e.priority)}
+	c := Cause{Claims: []Use{useOf(claim, nil)}, want: int64(e.priority)}
 	switch end.Stays {
 	case pools.StaysUnused:
 		c.Kind = UnusedClaim

@@ -59,6 +59,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	}
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
+		e.Outlook, e.Limits = s.foresee(ctx, e)
 		e.Alternatives = s.alternatives(ctx)
 		if len(fixed) == 0 {
 			e.Eviction = s.eviction(ctx)
@@ -79,6 +80,8 @@ type search struct {
 	requests []*request
 	// fits are answers of the allocator, by question and state of the node.
 	fits map[string]fit
+	// sites are all nodes.
+	sites []*site
 	// open are the nodes that the pod may run on, without a fit.
 	open []*site
 	// short are the requests that a node could not serve by itself.
@@ -93,6 +96,7 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 		if err != nil {
 			return false, err
 		}
+		s.sites = append(s.sites, site)
 		causes := s.on(ctx, site)
 		for _, c := range causes {
 			if c.Kind == Invalid {
@@ -112,9 +116,10 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 func (s *search) on(ctx context.Context, site *site) (found causes) {
 	for _, c := range s.question.onNode(site.node) {
 		found.add(c)
+		site.barred = site.barred || !c.passes()
+		site.plugin = site.plugin || c.Kind == DevicePlugin
 	}
-	byPlugin := slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind == DevicePlugin })
-	if len(found) > 0 && len(site.pools) > 0 || byPlugin || len(s.claims) == 0 {
+	if len(found) > 0 && len(site.pools) > 0 || site.plugin || len(s.claims) == 0 {
 		return found
 	}
 	f := s.fit(ctx, site, "all", s.claims...)
@@ -146,11 +151,15 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	if ctx.Err() != nil { // what was found may be wrong
 		return causes{new(s.failure(ctx, ctx.Err()))}
 	}
-	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.Driver == s.Driver })
-	if !publishes && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
+	if !s.publishes(site) && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
 		return causes{{Kind: NotPublishing, name: s.Driver}}
 	}
 	return found
+}
+
+// publishes reports whether a node has devices of the driver.
+func (s *search) publishes(on *site) bool {
+	return slices.ContainsFunc(on.pools, func(p *pool) bool { return p.Driver == s.Driver })
 }
 
 // isOurs reports whether a request is for a device of the driver: whether its class names it.
@@ -213,7 +222,7 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 // alone reports whether a request fits a node without all others.
 func (s *search) alone(ctx context.Context, site *site, v *verdicts) (bool, error) {
 	r := v.request
-	if v.free == 0 || r.all() && v.free < v.ofClass {
+	if v.free == 0 || r.all() && v.free < v.matching {
 		return false, nil
 	}
 	f := s.fit(ctx, site, "alone "+r.claim+" "+r.name, s.onlyClaim(r, r.count))

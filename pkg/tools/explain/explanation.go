@@ -21,16 +21,31 @@ const (
 	NoClaims State = "noClaims"
 )
 
+// Outlook says of what is refused whether it can be had later.
+type Outlook string
+
+// The outlooks; empty where it is not known.
+const (
+	// NotNow means that a node of the cluster could serve it, once others leave devices, or a taint or a cordon is removed.
+	NotNow Outlook = "notNow"
+	// Never means that no node of the cluster could, as nodes and request are, even if all devices were free.
+	Never Outlook = "never"
+)
+
 // Explanation says where claims fit, and what refuses them elsewhere. Its JSON is an interface: fields and values may be
 // added, never renamed.
 type Explanation struct {
 	// Subject is what was asked about, such as "Pod team/trainer".
 	Subject string `json:"subject"`
 	State   State  `json:"state"`
+	// Outlook is for what is refused.
+	Outlook Outlook `json:"outlook,omitempty"`
 	// Node is that of a pod that is scheduled.
 	Node string `json:"node,omitempty"`
 	// Requests are those of the claims.
 	Requests []Ask `json:"requests,omitempty"`
+	// Limits are what the nodes never have, even if all devices were free.
+	Limits []Cause `json:"limits,omitempty"`
 	// Causes are those that do not depend on the node.
 	Causes []Cause `json:"causes,omitempty"`
 	// Groups are nodes with the same causes, those first where the least is missing.
@@ -123,6 +138,8 @@ const (
 	Together Kind = "together"
 	// Timeout is a search that took too long.
 	Timeout Kind = "timeout"
+	// NoNode are the pod's selectors and tolerations, which leave it no node.
+	NoNode Kind = "noNode"
 
 	// PreemptsNever is a pod for which nobody may be evicted.
 	PreemptsNever Kind = "preemptionPolicyNever"
@@ -167,6 +184,8 @@ type Cause struct {
 	kinds      string // of the node's devices
 	most, want int64
 	least      int64 // of priorities, of which most is the highest
+	// limit says of what is missing everywhere, even if all devices were free, which nodes these are: "no node".
+	limit string
 }
 
 // Mismatch is a selector that refuses devices.
@@ -212,6 +231,8 @@ type Use struct {
 	Pods  []string `json:"pods,omitempty"`
 	// Ending is set once the claim is being deleted.
 	Ending bool `json:"ending,omitempty"`
+	// Since is when it was allocated; nil where that is not known.
+	Since *time.Time `json:"since,omitempty"`
 }
 
 // Alternative is a request that would fit now.

@@ -20,6 +20,10 @@ const (
 
 // describe writes the message of a cause, of so many nodes.
 func (c *Cause) describe(nodes int) {
+	if c.limit != "" || c.Kind == NoNode {
+		c.describeLimit()
+		return
+	}
 	switch c.Kind {
 	case ClaimMissing, TemplateMissing, NotCreated, ClaimBusy, Gated, ClassMissing, Invalid:
 		c.describeObject()
@@ -232,13 +236,20 @@ func claimsText(claims []Use) string {
 		switch {
 		case u.Ending:
 			name += " (ending)"
+		case len(u.Pods) > 0 && u.Since != nil:
+			name += " (" + list(u.Pods, 1) + ", since " + minute(*u.Since) + ")"
 		case len(u.Pods) > 0:
 			name += " (" + list(u.Pods, 1) + ")"
+		case u.Since != nil:
+			name += " (no pod, since " + minute(*u.Since) + ")"
 		}
 		names = append(names, name)
 	}
 	return list(names, mostClaims)
 }
+
+// minute is a time for people.
+func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") + " UTC" }
 
 // list joins words, up to a limit.
 func list(words []string, most int) string {

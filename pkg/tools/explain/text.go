@@ -23,11 +23,16 @@ func (e *Explanation) Print(w io.Writer) error {
 		line("%s fits:", e.Subject)
 	case len(e.Causes) > 0:
 		line("%s cannot be scheduled:", e.Subject)
+	case e.Outlook == Never:
+		line("%s never fits the nodes of this cluster:", e.Subject)
 	default:
 		line("%s fits no node now:", e.Subject)
 	}
 	for _, a := range e.Requests {
 		line("  %s", a.text())
+	}
+	for _, c := range e.Limits {
+		c.print(line, "", len(e.Requests) > 1)
 	}
 	for _, c := range e.Causes {
 		c.print(line, "", len(e.Requests) > 1)

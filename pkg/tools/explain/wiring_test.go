@@ -104,7 +104,7 @@ func TestExplain_Planned(t *testing.T) {
 	pod := planned(t, "[{name: a, resources: {claims: [{name: gpu}]}}]")
 	q := AboutPlanned("Deployment team/p", pod, templates(asks("gpu.cleave.dev", 9)), b.Objects)
 	e := b.explain(q)
-	if got := text(t, e); q.Waits() || e.State != Refused || !strings.HasPrefix(got, "Deployment team/p fits no node now:\n") ||
+	if got := text(t, e); q.Waits() || e.State != Refused || !strings.HasPrefix(got, "Deployment team/p never fits the nodes of this cluster:\n") ||
 		strings.Contains(got, "was not created") || !strings.Contains(got, "9 devices requested, but only 8 fit") {
 		t.Errorf("got %s", got)
 	}
