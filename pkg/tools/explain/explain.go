@@ -19,13 +19,20 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if c.brokenBy != nil {
 		return nil, c.brokenBy
 	}
-	if q.scheduled != "" {
-		return &Explanation{Subject: q.subject, State: Scheduled, Node: q.scheduled, Notes: q.notes}, nil
-	}
-	e := &Explanation{Subject: q.subject, State: Refused, Notes: q.notes}
+	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes}
 	var fixed causes
 	for _, cause := range q.causes {
+		if cause.Kind == NoScheduler {
+			cause.known = c.Running.schedulers()
+		}
 		fixed.add(cause)
+	}
+	if q.scheduled != "" {
+		e.State, e.Node, e.Causes = Scheduled, q.scheduled, fixed.finish(0)
+		if len(e.Causes) > 0 {
+			e.State = Waits
+		}
+		return e, nil
 	}
 	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}}
 	for _, claim := range q.claims {
@@ -46,16 +53,15 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		if err != nil {
 			return nil, err
 		}
-		switch {
-		case !fit || len(fixed) > 0: // it stays refused
-		case len(s.claims) == 0:
-			e.State = Allocated
-		default:
-			e.State = Fits
+		if fit {
+			e.State = s.fitting(&fixed)
 		}
 	}
 	if len(q.claims)+len(fixed) == 0 {
 		e.State = NoClaims
+	}
+	if e.State == Refused && q.says != "" {
+		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
 	}
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
@@ -69,6 +75,24 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		e.Notes = append(slices.Clip(e.Notes), fmt.Sprintf("PodDisruptionBudgets are not considered: %v", s.Running.BudgetsUnread))
 	}
 	return e, nil
+}
+
+// fitting is the state of claims that a node serves, or that have their devices.
+func (s *search) fitting(fixed *causes) State {
+	if slices.ContainsFunc(*fixed, func(c *Cause) bool { return !c.isWait() }) {
+		return Refused
+	}
+	if s.question.says != "" {
+		fixed.add(Cause{Kind: SchedulerSays, name: s.question.says})
+	}
+	switch {
+	case len(*fixed) > 0:
+		return Waits
+	case len(s.claims) == 0:
+		return Allocated
+	default:
+		return Fits
+	}
 }
 
 // search is one question under way.

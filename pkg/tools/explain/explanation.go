@@ -15,6 +15,8 @@ const (
 	Refused State = "refused"
 	// Allocated means that all claims have their devices.
 	Allocated State = "allocated"
+	// Waits means that devices are free or allocated, and yet the pod waits: the causes say for what.
+	Waits State = "waits"
 	// Scheduled means that the pod has a node, so that no device is looked for any more.
 	Scheduled State = "scheduled"
 	// NoClaims means that no devices are asked for.
@@ -44,6 +46,8 @@ type Explanation struct {
 	Node string `json:"node,omitempty"`
 	// Requests are those of the claims.
 	Requests []Ask `json:"requests,omitempty"`
+	// Devices are those of claims that are allocated.
+	Devices []Holding `json:"devices,omitempty"`
 	// Limits are what the nodes never have, even if all devices were free.
 	Limits []Cause `json:"limits,omitempty"`
 	// Causes are those that do not depend on the node.
@@ -93,6 +97,14 @@ const (
 	ClaimBusy Kind = "claimBusy"
 	// Gated is a pod with scheduling gates.
 	Gated Kind = "schedulingGates"
+	// NoScheduler is a pod that no scheduler has looked at.
+	NoScheduler Kind = "noScheduler"
+	// SchedulerSays is the scheduler's own reason, where it is not devices.
+	SchedulerSays Kind = "schedulerSays"
+	// Quota is a ResourceQuota that leaves too little for a claim, or for the pod.
+	Quota Kind = "quota"
+	// NotAllocated is a claim without devices, of a pod that has a node.
+	NotAllocated Kind = "notAllocated"
 	// ClassMissing is a DeviceClass that does not exist.
 	ClassMissing Kind = "classMissing"
 	// Invalid is an error of the allocator, such as a selector that fails on a device.
@@ -186,6 +198,9 @@ type Cause struct {
 	least      int64 // of priorities, of which most is the highest
 	// limit says of what is missing everywhere, even if all devices were free, which nodes these are: "no node".
 	limit string
+	age   time.Duration
+	// known are names that name could have been meant for, or that are used in its place.
+	known []string
 }
 
 // Mismatch is a selector that refuses devices.

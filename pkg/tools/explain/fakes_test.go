@@ -181,7 +181,7 @@ func golden(t *testing.T, name, got string) {
 func text(t testing.TB, e *Explanation) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := e.Print(&b); err != nil {
+	if err := e.Print(&b, false); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()

@@ -25,7 +25,9 @@ func (c *Cause) describe(nodes int) {
 		return
 	}
 	switch c.Kind {
-	case ClaimMissing, TemplateMissing, NotCreated, ClaimBusy, Gated, ClassMissing, Invalid:
+	case Gated, NotCreated, NoScheduler, SchedulerSays, Quota:
+		c.describeWait()
+	case ClaimMissing, TemplateMissing, ClaimBusy, NotAllocated, ClassMissing, Invalid:
 		c.describeObject()
 	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
 		c.describeNode(nodes)
@@ -44,14 +46,11 @@ func (c *Cause) describeObject() {
 	case TemplateMissing:
 		c.Message = fmt.Sprintf("ResourceClaimTemplate %s does not exist in the pod's namespace", c.name)
 		c.Remedy = "create it: the pod's claim follows within seconds"
-	case NotCreated:
-		c.Message = fmt.Sprintf("the claim was not created from ResourceClaimTemplate %s", c.name)
-		c.Remedy = "kube-controller-manager creates it: the pod's Events say what refuses it, such as a quota or a webhook"
 	case ClaimBusy:
 		c.Message = fmt.Sprintf("claim %s cannot be used: %s", c.Claim, c.name)
-	case Gated:
-		c.Message = fmt.Sprintf("the pod has the scheduling gate %s", c.name)
-		c.Remedy = "whoever set it, such as a queue, removes it"
+	case NotAllocated:
+		c.Message = fmt.Sprintf("claim %s has no devices: the pod was given its node without them, as by spec.nodeName", c.Claim)
+		c.Remedy = "create the pod anew without spec.nodeName: a scheduler allocates the devices"
 	case ClassMissing:
 		c.Message, c.Remedy = fmt.Sprintf("DeviceClass %s does not exist", c.name), "create it, or choose one of kubectl get deviceclasses"
 		if c.Claim == "" {
@@ -133,7 +132,7 @@ func (c *Cause) describeDevices(nodes int) {
 		if c.Devices == 1 {
 			overlap = "1 device overlaps"
 		}
-		c.Message = fmt.Sprintf("%s with allocations of %s: counters %s are used up", overlap, claimsText(c.Claims), c.counters())
+		c.Message = fmt.Sprintf("%s with allocations of %s", overlap, claimsText(c.Claims))
 	case Share:
 		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
 	case Count:

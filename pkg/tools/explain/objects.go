@@ -3,6 +3,8 @@
 package explain
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -20,6 +22,8 @@ type Objects struct {
 	Claims  []*resourceapi.ResourceClaim
 	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
+	// Now is the time of the question; zero where the age of pods is of no matter.
+	Now time.Time
 	// Running are the pods; nil where nobody asks who could be evicted.
 	Running *Running
 }

@@ -87,7 +87,7 @@ func TestExplain_Miswired(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	pod, in := planned(t, "[{name: a}]"), templates(asks("gpu.cleave.dev", 1))
 	const want = `No container names claim "gpu": its devices are allocated`
-	for state, q := range map[State]*Question{Fits: AboutPlanned("Pod team/p", pod, in, b.Objects), Refused: AboutPod(pod, in, b.Objects)} {
+	for state, q := range map[State]*Question{Fits: AboutPlanned("Pod team/p", pod, in, b.Objects), Waits: AboutPod(pod, in, b.Objects)} {
 		if e := b.explain(q); e.State != state || !strings.Contains(text(t, e), want) {
 			t.Errorf("got %s, want %s and %q:\n%s", e.State, state, want, text(t, e))
 		}
