@@ -81,7 +81,7 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *resourceapi.Resource
 	}
 	need := c.need(ctx, r, d)
 	if !need.ok {
-		return &Cause{Kind: TooSmall, name: r.class, Missing: tooSmall(r, d)}
+		return &Cause{Kind: TooSmall, name: r.class, Missing: tooSmall(r, d), known: slices.Sorted(maps.Keys(idsOf(d.Capacity)))}
 	}
 	for i := range d.Taints {
 		if t := &d.Taints[i]; resourcepool.Refuses(*t, r.tolerations) {
@@ -195,12 +195,4 @@ func (t *tally) add(word string) {
 	if t.count[word]++; t.count[word] == 1 {
 		t.order = append(t.order, word)
 	}
-}
-
-func (t *tally) String() string {
-	var words []string
-	for _, word := range t.order {
-		words = append(words, fmt.Sprintf("%d %s", t.count[word], word))
-	}
-	return strings.Join(words, ", ")
 }

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // Explain answers a question. The context bounds the search: nodes that it does not reach are in a group of their own.
@@ -22,8 +23,12 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes}
 	var fixed causes
 	for _, cause := range q.causes {
-		if cause.Kind == NoScheduler {
+		switch {
+		case cause.Kind == NoScheduler:
 			cause.known = c.Running.schedulers()
+			cause.Suggestions = suggestions(suggest.Nearest(cause.name, cause.known))
+		case cause.Kind == ClassMissing:
+			cause.Suggestions = c.likeResource(cause.name)
 		}
 		fixed.add(cause)
 	}
@@ -44,7 +49,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
 			if c.class(r.class) == nil {
-				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class})
+				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class, Suggestions: c.likeClass(r.class)})
 			}
 		}
 	}
@@ -63,9 +68,13 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if e.State == Refused && q.says != "" {
 		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
 	}
+	e.Notes = append(slices.Clip(e.Notes), s.foreignParameters()...)
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
 		e.Outlook, e.Limits = s.foresee(ctx, e)
+		if e.Outlook == Never {
+			s.explainNames(e)
+		}
 		e.Alternatives = s.alternatives(ctx)
 		if len(fixed) == 0 {
 			e.Eviction = s.eviction(ctx)
@@ -212,7 +221,7 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 		v := s.judge(ctx, site, r)
 		if v.ofClass == 0 {
 			found.add(Cause{Kind: ClassSelector, Claim: r.claim, Request: r.name, name: r.class, Selector: v.classMiss,
-				kinds: v.kinds.String()})
+				kinds: offers(v.kinds.order)})
 		}
 		for _, c := range v.causes {
 			found.add(*c)

@@ -105,6 +105,9 @@ const (
 	Quota Kind = "quota"
 	// NotAllocated is a claim without devices, of a pod that has a node.
 	NotAllocated Kind = "notAllocated"
+	// UnknownAttribute and UnknownCapacity are names that no device of the cluster has.
+	UnknownAttribute Kind = "unknownAttribute"
+	UnknownCapacity  Kind = "unknownCapacity"
 	// ClassMissing is a DeviceClass that does not exist.
 	ClassMissing Kind = "classMissing"
 	// Invalid is an error of the allocator, such as a selector that fails on a device.
@@ -191,6 +194,8 @@ type Cause struct {
 	Missing  []Shortage `json:"missing,omitempty"`
 	// Claims are those that have the devices, counters or amounts.
 	Claims []Use `json:"claims,omitempty"`
+	// Suggestions are names that a misspelled one may be meant for.
+	Suggestions []string `json:"suggestions,omitempty"`
 
 	name       string // that Message is about: a class, an object, an error
 	kinds      string // of the node's devices
@@ -198,7 +203,10 @@ type Cause struct {
 	least      int64 // of priorities, of which most is the highest
 	// limit says of what is missing everywhere, even if all devices were free, which nodes these are: "no node".
 	limit string
-	age   time.Duration
+	// where says where name is written.
+	where  string
+	age    time.Duration
+	remedy string // of a limit
 	// known are names that name could have been meant for, or that are used in its place.
 	known []string
 }

@@ -10,7 +10,11 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
+
+// noSuchKey is in errors about attributes and capacities that a device lacks (cel-go, interpreter).
+const noSuchKey = "no such key"
 
 // Limits of lists in messages.
 const (
@@ -29,6 +33,8 @@ func (c *Cause) describe(nodes int) {
 		c.describeWait()
 	case ClaimMissing, TemplateMissing, ClaimBusy, NotAllocated, ClassMissing, Invalid:
 		c.describeObject()
+	case UnknownAttribute, UnknownCapacity:
+		c.describeName()
 	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
 		c.describeNode(nodes)
 	case PreemptsNever, PodGroupMember, NotLower, SharedClaim, UnusedClaim, ForeignClaim, ElsewhereClaim, StuckPod, NotEnough, EvictionUnknown:
@@ -52,14 +58,19 @@ func (c *Cause) describeObject() {
 		c.Message = fmt.Sprintf("claim %s has no devices: the pod was given its node without them, as by spec.nodeName", c.Claim)
 		c.Remedy = "create the pod anew without spec.nodeName: a scheduler allocates the devices"
 	case ClassMissing:
-		c.Message, c.Remedy = fmt.Sprintf("DeviceClass %s does not exist", c.name), "create it, or choose one of kubectl get deviceclasses"
+		c.Message = fmt.Sprintf("DeviceClass %s does not exist", c.name) + suggest.Question(c.Suggestions...)
+		c.Remedy = "create it, or choose one of kubectl get deviceclasses"
+		if strings.HasSuffix(c.name, ".nvidia.com") {
+			c.Remedy = "it is of NVIDIA's driver: choose one of kubectl get deviceclasses, or have Cleave serve it: docs/nvidia-compatible.md"
+		}
 		if c.Claim == "" {
-			c.Message = fmt.Sprintf("no DeviceClass serves the extended resource %s, and no node advertises it", c.name)
+			c.Message = fmt.Sprintf("no DeviceClass serves the extended resource %s, and no node advertises it%s",
+				c.name, suggest.Question(c.Suggestions...))
 			c.Remedy = "set extendedResourceName in a DeviceClass, or use a resource that kubectl get deviceclasses -o wide lists"
 		}
 	default:
 		c.Message = "the scheduler fails: " + c.name
-		if strings.Contains(c.name, "no such key") {
+		if strings.Contains(c.name, noSuchKey) {
 			c.Remedy = "the selector reads an attribute that a device lacks: select the type first, or use a narrower class"
 		}
 	}
@@ -99,7 +110,8 @@ func (c *Cause) describeNode(nodes int) {
 	case InvalidPool:
 		c.Message = "nothing is allocated from the pool: " + c.name
 	default:
-		c.Message = fmt.Sprintf("none of %s devices (%s) is of class %s", its, c.kinds, c.name)
+		c.Message = fmt.Sprintf("none of %s devices is of class %s: %s %s %s", its, c.name, it,
+			map[bool]string{true: "offer", false: "offers"}[nodes > 1], c.kinds)
 		if c.kinds == "" {
 			c.Message = fmt.Sprintf("%s %s no devices of class %s", it, has, c.name)
 		}
@@ -120,7 +132,11 @@ func (c *Cause) describeDevices(nodes int) {
 		case len(c.Missing) == 0:
 			c.Message = are + " too small for the amounts that the request takes"
 		case c.Missing[0].Most == "":
-			c.Message = fmt.Sprintf("%s not have the capacity %s", do, c.Missing[0].Name)
+			c.Message = fmt.Sprintf("%s not have the capacity %s: %s have %s", do, c.Missing[0].Name,
+				map[bool]string{true: "it", false: "they"}[c.Devices == 1], list(c.known, 2*mostNames))
+			if c.Devices == 1 {
+				c.Message = strings.Replace(c.Message, ": it have ", ": it has ", 1)
+			}
 		}
 	case DeviceTaint:
 		c.Message = fmt.Sprintf("%s tainted %s", are, c.Taint)

@@ -36,6 +36,7 @@ type Cluster struct {
 	inPool   map[resourcepool.ID][]*resourceapi.ResourceSlice
 	selected map[selection][]bool
 	uses     map[resourcepool.ID]map[string]*use
+	names    *names
 	needs    map[string]*need
 	brokenBy error
 }
@@ -66,6 +67,7 @@ func NewCluster(o Objects, questions ...*Question) *Cluster {
 	c := &Cluster{
 		Objects: o, slices: resourcepool.NewSliceSet(needed), inPool: map[resourcepool.ID][]*resourceapi.ResourceSlice{},
 		selected: map[selection][]bool{}, uses: usesOf(o.Running, o.Claims...), needs: map[string]*need{},
+		names: newNames(),
 	}
 	return c
 }
@@ -77,6 +79,7 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 		c.brokenBy = err
 		return
 	}
+	c.names.add(s, c.slices.Content(kept))
 	pool := resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}
 	c.inPool[pool] = append(c.inPool[pool], kept)
 }

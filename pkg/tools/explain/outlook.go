@@ -146,7 +146,9 @@ func (p *prospect) limits(where string) []Cause {
 		limits = causes{{Kind: Together, want: int64(len(p.requests))}}
 	}
 	for _, c := range limits {
-		c.limit = where
+		if c.limit = where; c.Kind == ClassSelector {
+			c.remedy = p.whyNot(c.name)
+		}
 	}
 	return limits.finish(0)
 }
@@ -186,7 +188,7 @@ func (c *Cause) describeLimit() {
 	case Selector:
 		c.Message = fmt.Sprintf("%s has a device of class %s that matches %s%s", c.limit, c.name, c.Selector.text(), c.Selector.values())
 	case ClassSelector:
-		c.Message = fmt.Sprintf("%s has a device of class %s", c.limit, c.name)
+		c.Message, c.Remedy = fmt.Sprintf("%s has a device of class %s", c.limit, c.name), c.remedy
 	case Constraint:
 		c.Message = fmt.Sprintf("%s has enough devices that together satisfy %s", c.limit, c.name)
 	case Together:

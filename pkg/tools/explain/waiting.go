@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // soon is how long a pod may be new to its scheduler.
@@ -90,7 +92,7 @@ func (c *Cause) describeWait() {
 		c.Remedy = "kube-controller-manager creates it: the pod's Events say what refuses it, such as a quota or a webhook"
 	case NoScheduler:
 		c.Message = fmt.Sprintf("no scheduler has looked at the pod since it was created %s ago: its schedulerName is %s",
-			duration.HumanDuration(c.age), cmp.Or(c.name, corev1.DefaultSchedulerName))
+			duration.HumanDuration(c.age), cmp.Or(c.name, corev1.DefaultSchedulerName)) + suggest.Question(c.Suggestions...)
 		c.Remedy = "start that scheduler, or create the pod anew with the schedulerName of one that runs"
 		if others := slices.DeleteFunc(slices.Clone(c.known), func(s string) bool { return s == c.name }); len(others) > 0 {
 			c.Remedy += "; others have their nodes from " + strings.Join(others, ", ")

@@ -46,7 +46,7 @@ func TestExplain_Waits(t *testing.T) {
 	}{
 		"no scheduler": {nil, Waits, `Pod team/trainer fits, and yet waits:
   claim team/trainer, request gpu: 1 of class gpu.cleave.dev
-- no scheduler has looked at the pod since it was created 5m ago: its schedulerName is cleave-sheduler
+- no scheduler has looked at the pod since it was created 5m ago: its schedulerName is cleave-sheduler: did you mean cleave-scheduler?
   (start that scheduler, or create the pod anew with the schedulerName of one that runs; others have their nodes from default-scheduler, cleave-scheduler)
 
 Node node-1: enough devices are free
