@@ -18,11 +18,18 @@ import (
 // soon is how long a pod may be new to its scheduler.
 const soon = 30 * time.Second
 
+// foreignSchedulers embed allocators of their own choice, by the names that their charts give them.
+var foreignSchedulers = []string{"kai-scheduler", "volcano"}
+
 // waits adds what the pod waits for, whatever devices are free.
 func (q *Question) waits(in Namespace, o Objects) {
 	pod := q.pod
 	for _, g := range pod.Spec.SchedulingGates {
 		q.causes = append(q.causes, Cause{Kind: Gated, name: g.Name})
+	}
+	if slices.Contains(foreignSchedulers, pod.Spec.SchedulerName) {
+		q.notes = append(q.notes, fmt.Sprintf("The pod's scheduler is %s, of which some releases allocate no partitions or shares: see docs/queues.md. "+
+			"What fits is said as for kube-scheduler.", pod.Spec.SchedulerName))
 	}
 	if q.planned || len(pod.Spec.SchedulingGates) > 0 {
 		return

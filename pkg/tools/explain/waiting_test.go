@@ -58,6 +58,8 @@ Node node-1: enough devices are free
 		"a scheduler that writes Events alone": {func(_ *bed, _ *corev1.Pod, in *Namespace) {
 			in.Events = []corev1.Event{event(2, "no room for the gang"), event(1, "earlier"), {Reason: "Pulled", Message: "other"}}
 		}, Waits, "- the scheduler says: no room for the gang\n"},
+		"a scheduler with an allocator of its own": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.SchedulerName = "volcano" }, Waits,
+			"\nThe pod's scheduler is volcano, of which some releases allocate no partitions or shares: see docs/queues.md. What fits is said as for kube-scheduler.\n"},
 		"a gate": {func(_ *bed, pod *corev1.Pod, _ *Namespace) {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 			pod.Status.Conditions = looked(corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked")
