@@ -21,17 +21,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		return nil, c.brokenBy
 	}
 	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes}
-	var fixed causes
-	for _, cause := range q.causes {
-		switch {
-		case cause.Kind == NoScheduler:
-			cause.known = c.Running.schedulers()
-			cause.Suggestions = suggestions(suggest.Nearest(cause.name, cause.known))
-		case cause.Kind == ClassMissing:
-			cause.Suggestions = c.likeResource(cause.name)
-		}
-		fixed.add(cause)
-	}
+	fixed := c.fixed(q)
 	if q.scheduled != "" {
 		e.State, e.Node, e.Causes = Scheduled, q.scheduled, fixed.finish(0)
 		if len(e.Causes) > 0 {
@@ -62,8 +52,11 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 			e.State = s.fitting(&fixed)
 		}
 	}
-	if len(q.claims)+len(fixed) == 0 {
+	switch {
+	case len(q.claims)+len(fixed) == 0:
 		e.State = NoClaims
+	case len(q.claims) == 0:
+		e.State = s.fitting(&fixed)
 	}
 	if e.State == Refused && q.says != "" {
 		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
@@ -84,6 +77,21 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		e.Notes = append(slices.Clip(e.Notes), fmt.Sprintf("PodDisruptionBudgets are not considered: %v", s.Running.BudgetsUnread))
 	}
 	return e, nil
+}
+
+// fixed are the causes that are known from the question, with the names that may be meant.
+func (c *Cluster) fixed(q *Question) (fixed causes) {
+	for _, cause := range q.causes {
+		switch cause.Kind {
+		case NoScheduler:
+			cause.known = c.Running.schedulers()
+			cause.Suggestions = suggestions(suggest.Nearest(cause.name, cause.known))
+		case ClassMissing:
+			cause.Suggestions = c.likeResource(cause.name)
+		}
+		fixed.add(cause)
+	}
+	return fixed
 }
 
 // fitting is the state of claims that a node serves, or that have their devices.

@@ -59,7 +59,7 @@ func qualified(driver string, name resourceapi.QualifiedName) string {
 func idsOf[V any](of map[resourceapi.QualifiedName]V) map[string]bool {
 	ids := map[string]bool{}
 	for name := range of {
-		ids[string(resourcepool.Identifier(name))] = true
+		ids[resourcepool.Identifier(name)] = true
 	}
 	return ids
 }

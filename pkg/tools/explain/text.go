@@ -37,6 +37,8 @@ func (e *Explanation) Headline() string {
 		return fmt.Sprintf("%s is scheduled to node %s.", e.Subject, e.Node)
 	case e.State == Waits && e.Node != "":
 		return fmt.Sprintf("%s is scheduled to node %s, and cannot start:", e.Subject, e.Node)
+	case e.State == Waits && len(e.Requests)+len(e.Devices) == 0:
+		return fmt.Sprintf("%s waits, and not for devices:", e.Subject)
 	case e.State == Waits && len(e.Requests) == 0:
 		return fmt.Sprintf("%s has all its devices, and yet waits:", e.Subject)
 	case e.State == Waits:

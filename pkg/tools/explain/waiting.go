@@ -28,14 +28,14 @@ func (q *Question) waits(in Namespace, o Objects) {
 		q.causes = append(q.causes, Cause{Kind: Gated, name: g.Name})
 	}
 	if slices.Contains(foreignSchedulers, pod.Spec.SchedulerName) {
-		q.notes = append(q.notes, fmt.Sprintf("The pod's scheduler is %s, of which some releases allocate no partitions or shares: see docs/queues.md. "+
-			"What fits is said as for kube-scheduler.", pod.Spec.SchedulerName))
+		q.notes = append(q.notes, fmt.Sprintf("The pod's scheduler is %s, of which some releases allocate no partitions or shares: see "+
+			"docs/queues.md. What fits is said as for kube-scheduler.", pod.Spec.SchedulerName))
 	}
 	if q.planned || len(pod.Spec.SchedulingGates) > 0 {
 		return
 	}
-	looked := false
-	looked, q.says = verdictOn(pod, in.Events)
+	looked, says := verdictOn(pod, in.Events)
+	q.says = says
 	if age := o.Now.Sub(pod.CreationTimestamp.Time); !looked && !o.Now.IsZero() && !pod.CreationTimestamp.IsZero() && age >= soon {
 		q.causes = append(q.causes, Cause{Kind: NoScheduler, name: pod.Spec.SchedulerName, age: age})
 	}

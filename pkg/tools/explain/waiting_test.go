@@ -60,6 +60,8 @@ Node node-1: enough devices are free
 		}, Waits, "- the scheduler says: no room for the gang\n"},
 		"a scheduler with an allocator of its own": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.SchedulerName = "volcano" }, Waits,
 			"\nThe pod's scheduler is volcano, of which some releases allocate no partitions or shares: see docs/queues.md. What fits is said as for kube-scheduler.\n"},
+		"a pod that asks for no devices": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.ResourceClaims = nil }, Waits,
+			"Pod team/trainer waits, and not for devices:\n- no scheduler has looked"},
 		"a gate": {func(_ *bed, pod *corev1.Pod, _ *Namespace) {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 			pod.Status.Conditions = looked(corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked")
