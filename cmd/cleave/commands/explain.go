@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -264,7 +265,28 @@ func notCounted(ctx context.Context, client kubernetes.Interface, driver string)
 			notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
 		}
 	}
+	if counted.Counters == nil {
+		notes = append(notes, ofRelease(client)...)
+	}
 	return notes
+}
+
+// gatedBefore is the release whose scheduler has the feature gates of counters and shares on by default (kube_features.go of Kubernetes:
+// DRAPartitionableDevices and DRAConsumableCapacity are beta, and on).
+var gatedBefore = version.MustParseGeneric("1.36.0")
+
+// ofRelease notes that a scheduler of the API server's release may ignore what the API server keeps: its gates cannot be asked for.
+func ofRelease(client kubernetes.Interface) []string {
+	info, err := client.Discovery().ServerVersion()
+	if err != nil {
+		return nil // AskCounted has said so
+	}
+	release, err := version.ParseGeneric(info.GitVersion)
+	if err != nil || release.AtLeast(gatedBefore) {
+		return nil
+	}
+	return []string{fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the feature "+
+		"gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release)}
 }
 
 // questions are the user's questions.

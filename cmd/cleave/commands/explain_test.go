@@ -247,3 +247,23 @@ func TestExplain_Verbose(t *testing.T) {
 		}
 	}
 }
+
+// An API server that keeps counters says nothing of its scheduler: by default, those before 1.36 ignore them.
+func TestExplain_Release(t *testing.T) {
+	for release, want := range map[string]bool{"v1.35.4-eks-1": true, "v1.36.2": false} {
+		client := cluster(t, append(classes(t), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "c"},
+			Spec: wants("gpu.cleave.dev", 1)})...)
+		client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: release}
+		client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			return true, a.(clienttesting.CreateAction).GetObject(), nil
+		})
+		var out bytes.Buffer
+		a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "claim", name: "c"}
+		if err := (&explainFlags{format: "text"}).explain(t.Context(), a, &out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "The scheduler of Kubernetes 1.35.4 ignores partitions") != want {
+			t.Errorf("%s: got\n%s", release, &out)
+		}
+	}
+}
