@@ -183,7 +183,7 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(questions, (*explain.Question).Waits) {
+	if slices.ContainsFunc(questions, (*explain.Question).AsksPods) {
 		o.Running = a.running(ctx)
 	}
 	cluster := explain.NewCluster(o, questions...)
@@ -285,8 +285,8 @@ func ofRelease(client kubernetes.Interface) []string {
 	if err != nil || release.AtLeast(gatedBefore) {
 		return nil
 	}
-	return []string{fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the feature "+
-		"gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release)}
+	return []string{fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the "+
+		"feature gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release)}
 }
 
 // questions are the user's questions.

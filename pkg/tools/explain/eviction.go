@@ -33,6 +33,11 @@ type Running struct {
 // created is not known.
 func (q *Question) Waits() bool { return q.pod != nil && q.scheduled == "" && !q.planned }
 
+// AsksPods reports whether other pods say something about the question: who could be evicted, and which schedulers there are.
+func (q *Question) AsksPods() bool {
+	return q.Waits() || q.planned && !slices.Contains([]string{"", corev1.DefaultSchedulerName}, q.pod.Spec.SchedulerName)
+}
+
 // room is what evictions on a node come to.
 type room struct {
 	node    string

@@ -61,7 +61,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if e.State == Refused && q.says != "" {
 		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
 	}
-	e.Notes = append(slices.Clip(e.Notes), s.foreignParameters()...)
+	e.Notes = append(append(slices.Clip(e.Notes), s.foreignParameters()...), s.unknownScheduler()...)
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
 		e.Outlook, e.Limits = s.foresee(ctx, e)

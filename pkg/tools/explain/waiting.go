@@ -88,6 +88,23 @@ func (r *Running) schedulers() []string {
 	return count.order
 }
 
+// unknownScheduler notes that the scheduler of a pod that is not created yet may not run: no pod has its node from it.
+func (s *search) unknownScheduler() []string {
+	q := s.question
+	if !q.planned || !q.AsksPods() || s.Running == nil || s.Running.PodsUnread != nil {
+		return nil
+	}
+	name, known := q.pod.Spec.SchedulerName, s.Running.schedulers()
+	if slices.Contains(known, name) {
+		return nil
+	}
+	note := fmt.Sprintf("No pod of this cluster has its node from the scheduler %s", name)
+	if near := suggest.Nearest(name, known); near != "" {
+		return []string{note + suggest.Question(near)}
+	}
+	return []string{note + ": see that it runs."}
+}
+
 // describeWait says what a pod waits for.
 func (c *Cause) describeWait() {
 	switch c.Kind {

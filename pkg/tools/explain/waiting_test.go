@@ -201,3 +201,20 @@ func TestExplain_Quota(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+// Of a pod that is not created yet, the scheduler may be misspelled.
+func TestExplain_PlannedScheduler(t *testing.T) {
+	for name, want := range map[string]string{
+		"cleave-sheduler": "\nNo pod of this cluster has its node from the scheduler cleave-sheduler: did you mean cleave-scheduler?\n",
+		"nobody":          "\nNo pod of this cluster has its node from the scheduler nobody: see that it runs.\n",
+		"":                "", "default-scheduler": "", "cleave-scheduler": "",
+	} {
+		b, pod := asked(t)
+		pod.Spec.SchedulerName = name
+		q := AboutPlanned("Pod team/trainer", pod, namespace(whole(1)), b.Objects)
+		got := text(t, b.explain(q))
+		if !strings.Contains(got, want) || want == "" && strings.Contains(got, "No pod") || q.AsksPods() != (name != "" && name != "default-scheduler") {
+			t.Errorf("%q: got %s", name, got)
+		}
+	}
+}
