@@ -61,7 +61,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if e.State == Refused && q.says != "" {
 		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
 	}
-	e.Notes = append(append(slices.Clip(e.Notes), s.foreignParameters()...), s.unknownScheduler()...)
+	e.Notes = append(append(slices.Clip(e.Notes), s.foreignParameters()...), q.unknownScheduler(c.Running)...)
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
 		e.Outlook, e.Limits = s.foresee(ctx, e)
@@ -192,15 +192,10 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	if ctx.Err() != nil { // what was found may be wrong
 		return causes{new(s.failure(ctx, ctx.Err()))}
 	}
-	if !s.publishes(site) && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
+	if !site.publishes(s.Driver) && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
 		return causes{{Kind: NotPublishing, name: s.Driver}}
 	}
 	return found
-}
-
-// publishes reports whether a node has devices of the driver.
-func (s *search) publishes(on *site) bool {
-	return slices.ContainsFunc(on.pools, func(p *pool) bool { return p.Driver == s.Driver })
 }
 
 // isOurs reports whether a request is for a device of the driver: whether its class names it.

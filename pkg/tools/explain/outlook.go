@@ -76,7 +76,7 @@ func (s *search) outlook(ctx context.Context) (Outlook, []Cause) {
 			p.look(ctx, empty)
 		}
 	}
-	published := slices.ContainsFunc(s.sites, func(x *site) bool { return s.publishes(x) })
+	published := slices.ContainsFunc(s.sites, func(x *site) bool { return x.publishes(s.Driver) })
 	if unsure || ctx.Err() != nil || !published && s.isOurs() {
 		return "", nil
 	}

@@ -111,6 +111,11 @@ func reachesDevice(node *corev1.Node, d *resourceapi.Device) (bool, error) {
 	return structured.NodeMatches(features, node, name, d.AllNodes != nil && *d.AllNodes, d.NodeSelector)
 }
 
+// publishes reports whether the node has devices of a driver.
+func (s *site) publishes(driver string) bool {
+	return slices.ContainsFunc(s.pools, func(p *pool) bool { return p.Driver == driver })
+}
+
 // newPool subtracts what allocated devices consume of the counters.
 func newPool(of *resourcepool.Pool, uses map[string]*use) *pool {
 	p := &pool{Pool: of, uses: uses}

@@ -89,12 +89,11 @@ func (r *Running) schedulers() []string {
 }
 
 // unknownScheduler notes that the scheduler of a pod that is not created yet may not run: no pod has its node from it.
-func (s *search) unknownScheduler() []string {
-	q := s.question
-	if !q.planned || !q.AsksPods() || s.Running == nil || s.Running.PodsUnread != nil {
+func (q *Question) unknownScheduler(running *Running) []string {
+	if !q.planned || !q.AsksPods() || running == nil || running.PodsUnread != nil {
 		return nil
 	}
-	name, known := q.pod.Spec.SchedulerName, s.Running.schedulers()
+	name, known := q.pod.Spec.SchedulerName, running.schedulers()
 	if slices.Contains(known, name) {
 		return nil
 	}
