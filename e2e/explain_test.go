@@ -117,7 +117,7 @@ var causes = map[string]pending{
 			s.createClass(ctx, class("explain.example.com", isGPU+` && device.attributes["gpu.cleave.dev"].productName.contains("H200")`))
 			s.create(ctx, claimPod("pending", workload.ClaimSpec("explain.example.com", 1))...)
 		},
-		[]string{"none of its devices", "is of class explain.example.com", "What would fit now:", "1 of class mig-1g.10gb.cleave.dev on"},
+		[]string{"none of its devices is of class explain.example.com", "never fits the nodes of this cluster", "What would fit now:", "1 of class mig-1g.10gb.cleave.dev on"},
 		func(ctx context.Context, s *space) { s.createClass(ctx, class("explain.example.com", isGPU)) }},
 	"selector": {withPod(claimOf(1, `device.attributes["gpu.cleave.dev"].productName.contains("H200")`)),
 		[]string{`8 devices do not match`, `productName is "NVIDIA H100 80GB HBM3"`, "1 of class gpu.cleave.dev without the selectors on"},
@@ -128,13 +128,13 @@ var causes = map[string]pending{
 		}},
 	"all-allocated": {
 		func(ctx context.Context, s *space) { s.other(ctx, claimOf(8)); s.create(ctx, gpuPod("pending", 1)...) },
-		[]string{"8 devices are allocated to", "(other)"}, deleteOther},
+		[]string{"8 devices are allocated to", "(other, since "}, deleteOther},
 	"overlapped": {
 		func(ctx context.Context, s *space) {
 			s.other(ctx, claimOf(8))
 			s.create(ctx, claimPod("pending", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))...)
 		},
-		[]string{"56 devices overlap with allocations of", "(other)", "counters slice-0"}, deleteOther},
+		[]string{"56 devices overlap with allocations of", "(other, since "}, deleteOther},
 	"too-few": {
 		func(ctx context.Context, s *space) { s.other(ctx, claimOf(3)); s.create(ctx, gpuPod("pending", 6)...) },
 		[]string{"6 devices requested, but only 5 fit", "3 devices are allocated to", "5 of class gpu.cleave.dev on"}, deleteOther},
@@ -143,7 +143,7 @@ var causes = map[string]pending{
 			s.other(ctx, shareOf("timeslice.cleave.dev", "70Gi", "0000:1b:00.0"))
 			s.create(ctx, claimPod("pending", shareOf("timeslice.cleave.dev", "20Gi", "0000:1b:00.0"))...)
 		},
-		[]string{"1 device is shared, and too little is left: memory 20Gi requested, at most", "(other)"}, deleteOther},
+		[]string{"1 device is shared, and too little is left: memory 20Gi requested, at most", "(other, since "}, deleteOther},
 	"taint-rule": {
 		func(ctx context.Context, s *space) {
 			pool := env.cluster.NodeName()
@@ -252,7 +252,7 @@ func TestExplain_Pending(t *testing.T) {
 			cause.remedy(ctx, s)
 			s.pods.running(ctx, "pending")
 			e, code := s.explanation(ctx, "pending")
-			if code != 0 || e.State != explain.Scheduled {
+			if code != 0 || e.State != explain.Scheduled || len(e.Devices) == 0 {
 				s.Errorf("explain of the running pod: got %d, %+v", code, e)
 			}
 		})

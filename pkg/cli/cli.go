@@ -26,6 +26,8 @@ const (
 	ExitOK     = 0
 	ExitFailed = 1
 	ExitUsage  = 2
+	// ExitWaits is for what cleave explain finds to fit, and yet to wait.
+	ExitWaits = 3
 )
 
 // Main runs a program with its arguments, without its name, and returns the exit code.
@@ -51,8 +53,20 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		return ExitUsage
 	}
+	if coded := (*codedError)(nil); errors.As(err, &coded) {
+		return coded.code
+	}
 	return ExitFailed
 }
+
+// codedError is the error of a command with an exit code of its own.
+type codedError struct {
+	error
+	code int
+}
+
+// WithCode has the program exit with a code.
+func WithCode(err error, code int) error { return &codedError{err, code} }
 
 // usageError is an invalid command line, as opposed to a failed command.
 type usageError struct {

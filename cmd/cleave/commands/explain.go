@@ -17,7 +17,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -37,6 +39,7 @@ type explainFlags struct {
 	file       string
 	driverName string
 	format     string
+	verbose    bool
 }
 
 func newExplain() *cobra.Command {
@@ -50,7 +53,8 @@ func newExplain() *cobra.Command {
 			"priority could be evicted. It changes nothing.\n\n" +
 			"With -f it explains the pods, claims and templates of a file, which need not exist: Pods, and pod templates of any kind, such as\n" +
 			"Deployments, CronJobs, LeaderWorkerSets or RayClusters, with the claims, templates and DeviceClasses of the file.\n\n" +
-			"Exit codes: 0 it fits or is allocated, 1 it fits no node or the command failed, 2 usage.",
+			"Exit codes: 0 it fits, is allocated or scheduled, 1 it fits no node or the command failed, 2 usage, 3 its devices are free or\n" +
+			"allocated, and yet it waits: for a scheduler, a gate, a quota, or other resources.",
 		Example: "  cleave explain pod trainer\n" +
 			"  cleave explain claim -n team trainer-gpu-x7k2p\n" +
 			"  cleave explain -f deployment.yaml -o json",
@@ -80,6 +84,7 @@ func newExplain() *cobra.Command {
 	flags.StringVarP(&f.file, "file", "f", "", "file with pods, claims or templates to explain, - for the standard input")
 	flags.StringVarP(&f.clients.namespace, "namespace", "n", "", "namespace; empty for the context's")
 	flags.StringVarP(&f.format, "output", "o", "text", "text or json")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "name the counters of ResourceSlices that are used up, too")
 	f.clients.add(flags, "")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	return cmd
@@ -123,10 +128,13 @@ func (f *explainFlags) explain(ctx context.Context, a *asker, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	var refused []string
+	var refused, waiting []string
 	for i, e := range answers {
-		if e.State == explain.Refused {
+		switch e.State {
+		case explain.Refused:
 			refused = append(refused, e.Subject)
+		case explain.Waits:
+			waiting = append(waiting, e.Subject)
 		}
 		if f.format == "json" {
 			continue
@@ -134,7 +142,7 @@ func (f *explainFlags) explain(ctx context.Context, a *asker, w io.Writer) error
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		if err := e.Print(w); err != nil {
+		if err := e.Print(w, f.verbose); err != nil {
 			return err
 		}
 	}
@@ -147,8 +155,11 @@ func (f *explainFlags) explain(ctx context.Context, a *asker, w io.Writer) error
 			return err
 		}
 	}
-	if len(refused) > 0 {
+	switch {
+	case len(refused) > 0:
 		return fmt.Errorf("%s fits no node", strings.Join(refused, ", "))
+	case len(waiting) > 0:
+		return cli.WithCode(fmt.Errorf("%s waits, and not for devices", strings.Join(waiting, ", ")), cli.ExitWaits)
 	}
 	return nil
 }
@@ -172,7 +183,7 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(questions, (*explain.Question).Waits) {
+	if slices.ContainsFunc(questions, (*explain.Question).AsksPods) {
 		o.Running = a.running(ctx)
 	}
 	cluster := explain.NewCluster(o, questions...)
@@ -195,7 +206,7 @@ func (a *asker) answers(ctx context.Context) ([]*explain.Explanation, error) {
 
 // objects lists those that the allocator uses. DeviceTaintRules are optional: older releases have none.
 func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string, err error) {
-	o.Driver = a.driver
+	o.Driver, o.Now = a.driver, time.Now()
 	api := a.client.ResourceV1()
 	err = errors.Join(
 		each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -234,7 +245,8 @@ func (a *asker) running(ctx context.Context) *explain.Running {
 	}, func(p *corev1.Pod) {
 		r.Pods = append(r.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels,
 			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp},
-			Spec: corev1.PodSpec{NodeName: p.Spec.NodeName, Priority: p.Spec.Priority}, Status: corev1.PodStatus{StartTime: p.Status.StartTime}})
+			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, SchedulerName: p.Spec.SchedulerName, Priority: p.Spec.Priority},
+			Status: corev1.PodStatus{StartTime: p.Status.StartTime}})
 	})
 	r.BudgetsUnread = each(ctx, "PodDisruptionBudgets", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return a.client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, opts)
@@ -253,7 +265,28 @@ func notCounted(ctx context.Context, client kubernetes.Interface, driver string)
 			notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
 		}
 	}
+	if counted.Counters == nil {
+		notes = append(notes, ofRelease(client)...)
+	}
 	return notes
+}
+
+// gatedBefore is the release whose scheduler has the feature gates of counters and shares on by default (kube_features.go of Kubernetes:
+// DRAPartitionableDevices and DRAConsumableCapacity are beta, and on).
+var gatedBefore = version.MustParseGeneric("1.36.0")
+
+// ofRelease notes that a scheduler of the API server's release may ignore what the API server keeps: its gates cannot be asked for.
+func ofRelease(client kubernetes.Interface) []string {
+	info, err := client.Discovery().ServerVersion()
+	if err != nil {
+		return nil // AskCounted has said so
+	}
+	release, err := version.ParseGeneric(info.GitVersion)
+	if err != nil || release.AtLeast(gatedBefore) {
+		return nil
+	}
+	return []string{fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the "+
+		"feature gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release)}
 }
 
 // questions are the user's questions.
@@ -286,6 +319,10 @@ func (a *asker) question(ctx context.Context, o explain.Objects) (*explain.Quest
 		return explain.AboutTemplate(template), nil
 	}
 	pod, err := a.client.CoreV1().Pods(a.namespace).Get(ctx, a.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("read the pod: %w: if it was not created, the Events of its owner say what refused it: "+
+			"kubectl describe replicaset, job or statefulset", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the pod: %w", err)
 	}
@@ -293,6 +330,7 @@ func (a *asker) question(ctx context.Context, o explain.Objects) (*explain.Quest
 	if err != nil {
 		return nil, err
 	}
+	in.Events = a.eventsOf(ctx, pod)
 	return explain.AboutPod(pod, in, o), nil
 }
 
@@ -319,5 +357,26 @@ func (a *asker) namespaceOf(ctx context.Context, pod *corev1.Pod, o explain.Obje
 			return in, fmt.Errorf("read the pod's template: %w", err)
 		}
 	}
+	if len(pod.Spec.ResourceClaims) > 0 || a.file != nil {
+		in.QuotasUnread = each(ctx, "ResourceQuotas", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			return a.client.CoreV1().ResourceQuotas(pod.Namespace).List(ctx, opts)
+		}, func(q *corev1.ResourceQuota) { in.Quotas = append(in.Quotas, q) })
+	}
 	return in, nil
+}
+
+// eventsOf are the Events of a pod without a node, as far as the user may read them.
+func (a *asker) eventsOf(ctx context.Context, pod *corev1.Pod) (events []corev1.Event) {
+	if pod.Spec.NodeName != "" {
+		return nil
+	}
+	_ = each(ctx, "Events", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		opts.FieldSelector = fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()
+		return a.client.CoreV1().Events(pod.Namespace).List(ctx, opts)
+	}, func(e *corev1.Event) {
+		if e.InvolvedObject.UID == pod.UID {
+			events = append(events, *e)
+		}
+	})
+	return events
 }

@@ -5,15 +5,20 @@ package commands
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -71,13 +76,13 @@ func TestExplain_Objects(t *testing.T) {
 		state      explain.State
 	}{
 		"a pod": {kind: "pod", name: "trainer", want: "9 devices requested, but only 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
-		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
+		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Waits,
 			want: "the claim was not created from ResourceClaimTemplate trainer"},
 		"in a cluster that does not count shares": {kind: "claim", name: created, state: explain.Refused,
 			want: "GPUs are shared only where their policy has no other tier, as the scheduler of Kubernetes 1.36.1 could"},
 		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
 		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
-		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",
+		"a file": {state: explain.Refused, want: "ResourceClaim ml/c never fits the nodes of this cluster",
 			file: "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mine}}]}}\n" +
 				"---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{cel: {expression: 'device.driver == \"gpu.cleave.dev\" && false'}}]}\n"},
 	}
@@ -92,7 +97,7 @@ func TestExplain_Objects(t *testing.T) {
 			}
 			var out bytes.Buffer
 			err := f.explain(t.Context(), a, &out)
-			if (err != nil) != (tt.state == explain.Refused) || !strings.Contains(out.String(), tt.want) {
+			if (err != nil) != (tt.state == explain.Refused || tt.state == explain.Waits) || !strings.Contains(out.String(), tt.want) {
 				t.Errorf("got %v and\n%s\nwant %q", err, out.String(), tt.want)
 			}
 			f.format, f.file = "json", ""
@@ -105,7 +110,7 @@ func TestExplain_Objects(t *testing.T) {
 		})
 	}
 	a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "pod", name: "nobody"}
-	if _, err := a.answers(t.Context()); err == nil || !strings.Contains(err.Error(), `pods "nobody" not found`) {
+	if _, err := a.answers(t.Context()); err == nil || !strings.Contains(err.Error(), `pods "nobody" not found: if it was not created, the Events of its owner say`) {
 		t.Errorf("a pod that does not exist: got %v", err)
 	}
 }
@@ -183,5 +188,82 @@ func TestExplain_Eviction(t *testing.T) {
 				t.Errorf("got %v and\n%s\nwant %q", err, out.String(), tt.want)
 			}
 		})
+	}
+}
+
+// A pod whose devices are free may wait for a quota or a scheduler: the exit code is one of its own.
+func TestExplain_Waits(t *testing.T) {
+	template := "trainer"
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "trainer", UID: "pod", CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "gpus"}}
+	quota.Spec.Hard = corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse("0")}
+	elsewhere := quota.DeepCopy()
+	elsewhere.Namespace, elsewhere.Name = "other", "others"
+	said := func(uid types.UID, message string) *corev1.Event {
+		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: string(uid)}, Reason: "FailedScheduling", Message: message,
+			InvolvedObject: corev1.ObjectReference{UID: uid}}
+	}
+	scheduled := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "other"},
+		Spec: corev1.PodSpec{NodeName: "node-1", SchedulerName: "cleave-scheduler"}}
+	objects := append(classes(t), pod, quota, elsewhere, scheduled, said("other", "not of the pod"),
+		&resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: template},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: wants("gpu.cleave.dev", 1)}})
+	for name, tt := range map[string]struct {
+		more []runtime.Object
+		want string
+	}{
+		"nobody": {nil, "- no scheduler has looked at the pod since it was created 60m ago: its schedulerName is default-scheduler\n" +
+			"  (start that scheduler, or create the pod anew with the schedulerName of one that runs; others have their nodes from cleave-scheduler)\n"},
+		"a quota": {nil, "- ResourceQuota gpus allows 0 of requests.nvidia.com/gpu, 0 are used, and 1 more are requested\n"},
+		"Events":  {[]runtime.Object{said("pod", "too many pods in the queue")}, "- the scheduler says: too many pods in the queue\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &asker{client: cluster(t, append(slices.Clone(objects), tt.more...)...), namespace: "ml", driver: "gpu.cleave.dev", kind: "pod", name: "trainer"}
+			cmd := &cobra.Command{Use: "cleave", SilenceErrors: true, SilenceUsage: true, RunE: func(cmd *cobra.Command, _ []string) error {
+				return (&explainFlags{format: "text"}).explain(cmd.Context(), a, cmd.OutOrStdout())
+			}}
+			var out, errs bytes.Buffer
+			code := cli.Run(t.Context(), cmd, nil, &out, &errs)
+			if code != cli.ExitWaits || !strings.Contains(out.String(), tt.want) || strings.Contains(out.String(), "not of the pod") ||
+				!strings.Contains(errs.String(), "Pod ml/trainer waits, and not for devices") {
+				t.Errorf("got %d, %s and\n%s\nwant %q", code, errs.String(), out.String(), tt.want)
+			}
+		})
+	}
+}
+
+// Counters are for those who ask for them.
+func TestExplain_Verbose(t *testing.T) {
+	client := cluster(t, append(classes(t), claimOn("holder", "gpu.cleave.dev", "node-1", "gpu-0000-61-00-0-mps"),
+		&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "all"}, Spec: wants("gpu.cleave.dev", 4)})...)
+	for _, verbose := range []bool{false, true} {
+		var out bytes.Buffer
+		_ = (&explainFlags{format: "text", verbose: verbose}).explain(t.Context(),
+			&asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "claim", name: "all"}, &out) // it fits no node
+		if !strings.Contains(out.String(), "overlaps with allocations of ml/holder") || strings.Contains(out.String(), "counters") != verbose {
+			t.Errorf("verbose %t: got %s", verbose, &out)
+		}
+	}
+}
+
+// An API server that keeps counters says nothing of its scheduler: by default, those before 1.36 ignore them.
+func TestExplain_Release(t *testing.T) {
+	for release, want := range map[string]bool{"v1.35.4-eks-1": true, "v1.36.2": false} {
+		client := cluster(t, append(classes(t), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "c"},
+			Spec: wants("gpu.cleave.dev", 1)})...)
+		client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: release}
+		client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			return true, a.(clienttesting.CreateAction).GetObject(), nil
+		})
+		var out bytes.Buffer
+		a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "claim", name: "c"}
+		if err := (&explainFlags{format: "text"}).explain(t.Context(), a, &out); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "The scheduler of Kubernetes 1.35.4 ignores partitions") != want {
+			t.Errorf("%s: got\n%s", release, &out)
+		}
 	}
 }

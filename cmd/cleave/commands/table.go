@@ -33,8 +33,16 @@ func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("print the slices: %w", err)
 	}
-	_, err := fmt.Fprintf(w, "%d devices in %d ResourceSlices, first fit from the top.\n", devices, len(list.Items))
+	_, err := fmt.Fprintf(w, "%s in %s, first fit from the top.\n", amount(devices, "device"), amount(len(list.Items), "ResourceSlice"))
 	return err
+}
+
+// amount is a number of things, in words.
+func amount(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return fmt.Sprintf("%d %ss", n, of)
 }
 
 // attribute formats an attribute of a device; "-" if it is missing.

@@ -112,9 +112,9 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 	case 0:
 		return nil
 	case 1:
-		return errors.New("there is a problem")
+		return errors.New("1 problem found")
 	default:
-		return fmt.Errorf("there are %d problems", problems)
+		return fmt.Errorf("%d problems found", problems)
 	}
 }
 

@@ -95,12 +95,12 @@ func TestValidate_Problems(t *testing.T) {
 			""},
 		"problems": {[]string{"-f", bad}, cli.ExitFailed, lines(
 			bad+`: policy "default": rules[0].timeSlice.shares: Invalid value: 0: must be 1 to 1000`,
-			bad+`: policy "default": rules[0].mps.shares: Invalid value: 0: must be 1 to 60`), "cleave: there are 2 problems\n"},
+			bad+`: policy "default": rules[0].mps.shares: Invalid value: 0: must be 1 to 60`), "cleave: 2 problems found\n"},
 		"on a model": {[]string{"-f", good, "-f", claim, "--node-model", "l40s"}, cli.ExitFailed, lines(
 			good+`: policy "x": on a node of model l40s: rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be`,
 			"note: "+claim+`: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "other.example.com" `+
 				"is neither in these files nor one of Cleave's: not checked against a node of model l40s",
-			claim+": ok: ResourceClaim c; passed over: Pod"), "cleave: there is a problem\n"},
+			claim+": ok: ResourceClaim c; passed over: Pod"), "cleave: 1 problem found\n"},
 		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, cli.ExitOK,
 			lines(good + ": ok: NodePolicy x"), ""},
 	}

@@ -147,6 +147,8 @@ func (r *renderer) why(key string, version uint64) string {
 		return "It is allocated."
 	case len(e.Causes) > 0:
 		return e.Causes[0].Message
+	case len(e.Limits) > 0:
+		return "Never on the nodes of this cluster: " + e.Limits[0].Message
 	}
 	for _, g := range e.Groups {
 		if !g.Fits && len(g.Causes) > 0 {
@@ -167,7 +169,8 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 	if e == nil {
 		return section
 	}
-	add(section, []any{causeList(e.Causes)})
+	section.AppendChild(el("p", e.Headline()))
+	add(section, []any{causeList(e.Limits), causeList(e.Causes)})
 	for _, g := range e.Groups {
 		group := el("div", class("group"), el("strong", nodesText(g.Nodes)))
 		if g.Fits {
@@ -186,7 +189,19 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 	for _, note := range e.Notes {
 		section.AppendChild(el("p", class("note"), note))
 	}
+	section.AppendChild(el("p", class("note"), "More, such as who could be evicted: ", el("code", command(e.Subject))))
 	return section
+}
+
+// command asks the same of the program, where it has more of the cluster: pods that run, templates, quotas.
+func command(subject string) string {
+	kind, key, _ := strings.Cut(subject, " ")
+	namespace, name, _ := strings.Cut(key, "/")
+	what := "claim"
+	if kind == "Pod" {
+		what = "pod"
+	}
+	return fmt.Sprintf("cleave explain %s -n %s %s", what, namespace, name)
 }
 
 // causeList is nil without causes.

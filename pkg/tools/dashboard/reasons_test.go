@@ -15,9 +15,10 @@ import (
 
 func TestReasons_AnsweredApart(t *testing.T) {
 	source := newFakeSource(busyShot(3))
-	source.answers = map[string]*explain.Explanation{"ml-research/waits": {State: explain.Refused, Groups: []explain.Group{
-		{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated", Remedy: "wait"}}},
-	}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
+	source.answers = map[string]*explain.Explanation{"ml-research/waits": {Subject: "Pod ml-research/web",
+		State: explain.Refused, Outlook: explain.Never, Limits: []explain.Cause{{Kind: explain.Count, Message: "no node has 9"}}, Groups: []explain.Group{
+			{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated", Remedy: "wait"}}},
+		}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
 	s := newServer(t, source, Config{})
 	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "Looking for the reason") {
 		t.Error("the list waits for the reason")
@@ -27,7 +28,10 @@ func TestReasons_AnsweredApart(t *testing.T) {
 	s.pages.reasons.batch(t.Context())
 	<-next
 	for path, want := range map[string]string{
-		"/claims": "Node gpu-a: all &lt;8&gt; devices are allocated", "/claims/ml-research/waits": "1 of class mps.cleave.dev on gpu-a",
+		"/claims": "Never on the nodes of this cluster: no node has 9", "/claims/ml-research/waits": "1 of class mps.cleave.dev on gpu-a",
+		"/claims/ml-research/waits?":    "<p>Pod ml-research/web never fits the nodes of this cluster:</p><ul><li>no node has 9</li></ul>",
+		"/claims/ml-research/waits?a":   "all &lt;8&gt; devices are allocated",
+		"/claims/ml-research/waits?b":   "<code>cleave explain pod -n ml-research web</code>",
 		"/api/claims/ml-research/waits": "allocated", "/claims/dev/a": `<div id="explanation"></div>`,
 	} {
 		if body := get(s, path).Body.String(); !strings.Contains(body, want) {

@@ -39,7 +39,7 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}
-	allocator, err := structured.NewAllocator(limited, features, c.state(s), c.Classes, published, selectors.CEL)
+	allocator, err := structured.NewAllocator(limited, features, s.state(), c.Classes, published, selectors.CEL)
 	if err == nil {
 		var results []resourceapi.AllocationResult
 		results, err = allocator.Allocate(limited, s.node, claims)

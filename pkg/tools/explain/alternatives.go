@@ -65,8 +65,15 @@ func (s *search) alternatives(ctx context.Context) []Alternative {
 	distance := func(o option) int64 { return max(o.memory-wanted.memory, wanted.memory-o.memory) }
 	kind := func(o option) int {
 		of, _, _ := strings.Cut(o.kind, " ")
-		like, _, _ := strings.Cut(wanted.kind, " ")
-		return map[bool]int{true: 0, false: 1}[of == like]
+		like, _, _ := strings.Cut(cmp.Or(wanted.kind, s.kindOfClass(r.class)), " ")
+		switch {
+		case of == like:
+			return 0
+		case strings.HasSuffix(like, "-"+of): // a share of a GPU in place of one of a partition
+			return 1
+		default:
+			return 2
+		}
 	}
 	slices.SortStableFunc(found, func(a, b option) int {
 		return cmp.Or(cmp.Compare(kind(a), kind(b)), cmp.Compare(distance(a), distance(b)), cmp.Compare(a.Class, b.Class))

@@ -19,8 +19,8 @@ import (
 type verdicts struct {
 	request *request
 	causes  causes
-	// ofClass are those of the request's class, free those that nothing refuses.
-	ofClass, free int
+	// ofClass are those of the request's class, matching those that its selectors select, too, free those that nothing refuses.
+	ofClass, matching, free int
 	// kinds are all devices of the node, by type and profile.
 	kinds tally
 	// classMiss is why the last device is not of the class, where none is.
@@ -54,7 +54,11 @@ func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 					continue
 				}
 				v.ofClass++
-				if cause := c.refusal(ctx, p, sl, i, v); cause != nil {
+				cause := c.refusal(ctx, p, sl, i, v)
+				if cause == nil || cause.Kind != Selector {
+					v.matching++
+				}
+				if cause != nil {
 					cause.Claim, cause.Request, cause.Devices = r.claim, r.name, 1
 					v.causes.add(*cause)
 				} else {
@@ -77,14 +81,14 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *resourceapi.Resource
 	}
 	need := c.need(ctx, r, d)
 	if !need.ok {
-		return &Cause{Kind: TooSmall, Missing: tooSmall(r, d)}
+		return &Cause{Kind: TooSmall, name: r.class, Missing: tooSmall(r, d), known: slices.Sorted(maps.Keys(idsOf(d.Capacity)))}
 	}
 	for i := range d.Taints {
 		if t := &d.Taints[i]; resourcepool.Refuses(*t, r.tolerations) {
 			return &Cause{Kind: DeviceTaint, Taint: taintOf(t)}
 		}
 	}
-	u := c.uses[p.ID][d.Name]
+	u := p.uses[d.Name]
 	if u != nil && u.exclusive && !r.admin {
 		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
 	}
@@ -191,12 +195,4 @@ func (t *tally) add(word string) {
 	if t.count[word]++; t.count[word] == 1 {
 		t.order = append(t.order, word)
 	}
-}
-
-func (t *tally) String() string {
-	var words []string
-	for _, word := range t.order {
-		words = append(words, fmt.Sprintf("%d %s", t.count[word], word))
-	}
-	return strings.Join(words, ", ")
 }

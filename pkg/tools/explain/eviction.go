@@ -33,6 +33,11 @@ type Running struct {
 // created is not known.
 func (q *Question) Waits() bool { return q.pod != nil && q.scheduled == "" && !q.planned }
 
+// AsksPods reports whether other pods say something about the question: who could be evicted, and which schedulers there are.
+func (q *Question) AsksPods() bool {
+	return q.Waits() || q.planned && !slices.Contains([]string{"", corev1.DefaultSchedulerName}, q.pod.Spec.SchedulerName)
+}
+
 // room is what evictions on a node come to.
 type room struct {
 	node    string
@@ -320,7 +325,7 @@ func competes(m *packing.Model, uses []packing.Use, requests []packing.Request) 
 
 // whyStays is why nobody's eviction releases a claim.
 func (e *evictions) whyStays(claim *resourceapi.ResourceClaim, end pools.End, evicting *pools.Evicting) Cause {
-	c := Cause{Claims: []Use{useOf(claim)}, want: int64(e.priority)}
+	c := Cause{Claims: []Use{useOf(claim, nil)}, want: int64(e.priority)}
 	switch end.Stays {
 	case pools.StaysUnused:
 		c.Kind = UnusedClaim

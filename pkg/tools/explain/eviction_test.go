@@ -164,9 +164,14 @@ Nobody can be evicted for it:
 Nobody can be evicted for it:
   - the devices would not suffice even if all were free
 `},
-		"a constraint": {priority: 2000, claim: withConstraint(whole(1), "gpu.cleave.dev/parentUUID"), want: `
-Who could be evicted for it is not known:
-  - it cannot be predicted: claim with constraints: only the allocator can decide this
+		"a constraint": {priority: 2000, claim: withConstraint(whole(1), "gpu.cleave.dev/productName"), want: `
+Eviction of pods of a lower priority would make room: on node node-1 team/low (priority -1000; gpu-0009-01-00-0)
+  1 other node would do.
+  cleave-scheduler does this, kube-scheduler does not; the pod names cleave-scheduler.
+`},
+		"a constraint on an attribute that no GPU has": {priority: 2000, claim: withConstraint(whole(1), "gpu.cleave.dev/parentUUID"), want: `
+Nobody can be evicted for it:
+  - the devices would not suffice even if all were free
 `},
 		"pods that are not known": {priority: 2000, claim: whole(1), change: func(b *bed, _, _ *corev1.Pod) {
 			b.Running = &Running{PodsUnread: errors.New("list Pods: forbidden")}

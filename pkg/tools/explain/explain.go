@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // Explain answers a question. The context bounds the search: nodes that it does not reach are in a group of their own.
@@ -19,13 +20,14 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if c.brokenBy != nil {
 		return nil, c.brokenBy
 	}
+	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes}
+	fixed := c.fixed(q)
 	if q.scheduled != "" {
-		return &Explanation{Subject: q.subject, State: Scheduled, Node: q.scheduled, Notes: q.notes}, nil
-	}
-	e := &Explanation{Subject: q.subject, State: Refused, Notes: q.notes}
-	var fixed causes
-	for _, cause := range q.causes {
-		fixed.add(cause)
+		e.State, e.Node, e.Causes = Scheduled, q.scheduled, fixed.finish(0)
+		if len(e.Causes) > 0 {
+			e.State = Waits
+		}
+		return e, nil
 	}
 	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}}
 	for _, claim := range q.claims {
@@ -37,7 +39,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
 			if c.class(r.class) == nil {
-				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class})
+				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class, Suggestions: c.likeClass(r.class)})
 			}
 		}
 	}
@@ -46,19 +48,26 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		if err != nil {
 			return nil, err
 		}
-		switch {
-		case !fit || len(fixed) > 0: // it stays refused
-		case len(s.claims) == 0:
-			e.State = Allocated
-		default:
-			e.State = Fits
+		if fit {
+			e.State = s.fitting(&fixed)
 		}
 	}
-	if len(q.claims)+len(fixed) == 0 {
+	switch {
+	case len(q.claims)+len(fixed) == 0:
 		e.State = NoClaims
+	case len(q.claims) == 0:
+		e.State = s.fitting(&fixed)
 	}
+	if e.State == Refused && q.says != "" {
+		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
+	}
+	e.Notes = append(append(slices.Clip(e.Notes), s.foreignParameters()...), q.unknownScheduler(c.Running)...)
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
+		e.Outlook, e.Limits = s.foresee(ctx, e)
+		if e.Outlook == Never {
+			s.explainNames(e)
+		}
 		e.Alternatives = s.alternatives(ctx)
 		if len(fixed) == 0 {
 			e.Eviction = s.eviction(ctx)
@@ -70,6 +79,39 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	return e, nil
 }
 
+// fixed are the causes that are known from the question, with the names that may be meant.
+func (c *Cluster) fixed(q *Question) (fixed causes) {
+	for _, cause := range q.causes {
+		switch cause.Kind {
+		case NoScheduler:
+			cause.known = c.Running.schedulers()
+			cause.Suggestions = suggestions(suggest.Nearest(cause.name, cause.known))
+		case ClassMissing:
+			cause.Suggestions = c.likeResource(cause.name)
+		}
+		fixed.add(cause)
+	}
+	return fixed
+}
+
+// fitting is the state of claims that a node serves, or that have their devices.
+func (s *search) fitting(fixed *causes) State {
+	if slices.ContainsFunc(*fixed, func(c *Cause) bool { return !c.isWait() }) {
+		return Refused
+	}
+	if s.question.says != "" {
+		fixed.add(Cause{Kind: SchedulerSays, name: s.question.says})
+	}
+	switch {
+	case len(*fixed) > 0:
+		return Waits
+	case len(s.claims) == 0:
+		return Allocated
+	default:
+		return Fits
+	}
+}
+
 // search is one question under way.
 type search struct {
 	*Cluster
@@ -79,6 +121,8 @@ type search struct {
 	requests []*request
 	// fits are answers of the allocator, by question and state of the node.
 	fits map[string]fit
+	// sites are all nodes.
+	sites []*site
 	// open are the nodes that the pod may run on, without a fit.
 	open []*site
 	// short are the requests that a node could not serve by itself.
@@ -93,6 +137,7 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 		if err != nil {
 			return false, err
 		}
+		s.sites = append(s.sites, site)
 		causes := s.on(ctx, site)
 		for _, c := range causes {
 			if c.Kind == Invalid {
@@ -112,9 +157,10 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 func (s *search) on(ctx context.Context, site *site) (found causes) {
 	for _, c := range s.question.onNode(site.node) {
 		found.add(c)
+		site.barred = site.barred || !c.passes()
+		site.plugin = site.plugin || c.Kind == DevicePlugin
 	}
-	byPlugin := slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind == DevicePlugin })
-	if len(found) > 0 && len(site.pools) > 0 || byPlugin || len(s.claims) == 0 {
+	if len(found) > 0 && len(site.pools) > 0 || site.plugin || len(s.claims) == 0 {
 		return found
 	}
 	f := s.fit(ctx, site, "all", s.claims...)
@@ -146,8 +192,7 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	if ctx.Err() != nil { // what was found may be wrong
 		return causes{new(s.failure(ctx, ctx.Err()))}
 	}
-	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.Driver == s.Driver })
-	if !publishes && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
+	if !site.publishes(s.Driver) && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
 		return causes{{Kind: NotPublishing, name: s.Driver}}
 	}
 	return found
@@ -179,7 +224,7 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 		v := s.judge(ctx, site, r)
 		if v.ofClass == 0 {
 			found.add(Cause{Kind: ClassSelector, Claim: r.claim, Request: r.name, name: r.class, Selector: v.classMiss,
-				kinds: v.kinds.String()})
+				kinds: offers(v.kinds.order)})
 		}
 		for _, c := range v.causes {
 			found.add(*c)
@@ -213,7 +258,7 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 // alone reports whether a request fits a node without all others.
 func (s *search) alone(ctx context.Context, site *site, v *verdicts) (bool, error) {
 	r := v.request
-	if v.free == 0 || r.all() && v.free < v.ofClass {
+	if v.free == 0 || r.all() && v.free < v.matching {
 		return false, nil
 	}
 	f := s.fit(ctx, site, "alone "+r.claim+" "+r.name, s.onlyClaim(r, r.count))

@@ -15,10 +15,23 @@ const (
 	Refused State = "refused"
 	// Allocated means that all claims have their devices.
 	Allocated State = "allocated"
+	// Waits means that devices are free or allocated, and yet the pod waits: the causes say for what.
+	Waits State = "waits"
 	// Scheduled means that the pod has a node, so that no device is looked for any more.
 	Scheduled State = "scheduled"
 	// NoClaims means that no devices are asked for.
 	NoClaims State = "noClaims"
+)
+
+// Outlook says of what is refused whether it can be had later.
+type Outlook string
+
+// The outlooks; empty where it is not known.
+const (
+	// NotNow means that a node of the cluster could serve it, once others leave devices, or a taint or a cordon is removed.
+	NotNow Outlook = "notNow"
+	// Never means that no node of the cluster could, as nodes and request are, even if all devices were free.
+	Never Outlook = "never"
 )
 
 // Explanation says where claims fit, and what refuses them elsewhere. Its JSON is an interface: fields and values may be
@@ -27,10 +40,16 @@ type Explanation struct {
 	// Subject is what was asked about, such as "Pod team/trainer".
 	Subject string `json:"subject"`
 	State   State  `json:"state"`
+	// Outlook is for what is refused.
+	Outlook Outlook `json:"outlook,omitempty"`
 	// Node is that of a pod that is scheduled.
 	Node string `json:"node,omitempty"`
 	// Requests are those of the claims.
 	Requests []Ask `json:"requests,omitempty"`
+	// Devices are those of claims that are allocated.
+	Devices []Holding `json:"devices,omitempty"`
+	// Limits are what the nodes never have, even if all devices were free.
+	Limits []Cause `json:"limits,omitempty"`
 	// Causes are those that do not depend on the node.
 	Causes []Cause `json:"causes,omitempty"`
 	// Groups are nodes with the same causes, those first where the least is missing.
@@ -78,6 +97,17 @@ const (
 	ClaimBusy Kind = "claimBusy"
 	// Gated is a pod with scheduling gates.
 	Gated Kind = "schedulingGates"
+	// NoScheduler is a pod that no scheduler has looked at.
+	NoScheduler Kind = "noScheduler"
+	// SchedulerSays is the scheduler's own reason, where it is not devices.
+	SchedulerSays Kind = "schedulerSays"
+	// Quota is a ResourceQuota that leaves too little for a claim, or for the pod.
+	Quota Kind = "quota"
+	// NotAllocated is a claim without devices, of a pod that has a node.
+	NotAllocated Kind = "notAllocated"
+	// UnknownAttribute and UnknownCapacity are names that no device of the cluster has.
+	UnknownAttribute Kind = "unknownAttribute"
+	UnknownCapacity  Kind = "unknownCapacity"
 	// ClassMissing is a DeviceClass that does not exist.
 	ClassMissing Kind = "classMissing"
 	// Invalid is an error of the allocator, such as a selector that fails on a device.
@@ -123,6 +153,8 @@ const (
 	Together Kind = "together"
 	// Timeout is a search that took too long.
 	Timeout Kind = "timeout"
+	// NoNode are the pod's selectors and tolerations, which leave it no node.
+	NoNode Kind = "noNode"
 
 	// PreemptsNever is a pod for which nobody may be evicted.
 	PreemptsNever Kind = "preemptionPolicyNever"
@@ -162,11 +194,21 @@ type Cause struct {
 	Missing  []Shortage `json:"missing,omitempty"`
 	// Claims are those that have the devices, counters or amounts.
 	Claims []Use `json:"claims,omitempty"`
+	// Suggestions are names that a misspelled one may be meant for.
+	Suggestions []string `json:"suggestions,omitempty"`
 
 	name       string // that Message is about: a class, an object, an error
 	kinds      string // of the node's devices
 	most, want int64
 	least      int64 // of priorities, of which most is the highest
+	// limit says of what is missing everywhere, even if all devices were free, which nodes these are: "no node".
+	limit string
+	// where says where name is written.
+	where  string
+	age    time.Duration
+	remedy string // of a limit
+	// known are names that name could have been meant for, or that are used in its place.
+	known []string
 }
 
 // Mismatch is a selector that refuses devices.
@@ -212,6 +254,8 @@ type Use struct {
 	Pods  []string `json:"pods,omitempty"`
 	// Ending is set once the claim is being deleted.
 	Ending bool `json:"ending,omitempty"`
+	// Since is when it was allocated; nil where that is not known.
+	Since *time.Time `json:"since,omitempty"`
 }
 
 // Alternative is a request that would fit now.

@@ -118,17 +118,15 @@ func selecting(r resourceapi.DeviceRequest, expressions ...string) resourceapi.D
 // try runs the scheduler's allocator on a node, with nothing left out.
 func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourceapi.AllocationResult {
 	b.Helper()
-	c := &Cluster{uses: map[resourcepool.ID]map[string]*use{}}
-	for _, claim := range b.Claims {
-		c.addUses(claim)
-	}
+	uses := usesOf(nil, b.Claims...)
 	var published []*resourceapi.ResourceSlice
 	for i := range b.slices {
 		if *b.slices[i].Spec.NodeName == node {
 			published = append(published, &b.slices[i])
 		}
 	}
-	state := c.state(&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: resourcepool.ID{Driver: driver, Pool: node}}}}})
+	id := resourcepool.ID{Driver: driver, Pool: node}
+	state := (&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: id}, uses: uses[id]}}}).state()
 	allocator, err := structured.NewAllocator(b.Context(), features, state, b.Classes, published, selectors.CEL)
 	b.must(err)
 	results, err := allocator.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)
@@ -183,7 +181,7 @@ func golden(t *testing.T, name, got string) {
 func text(t testing.TB, e *Explanation) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := e.Print(&b); err != nil {
+	if err := e.Print(&b, false); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()

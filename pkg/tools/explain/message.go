@@ -10,7 +10,11 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
+
+// noSuchKey is in errors about attributes and capacities that a device lacks (cel-go, interpreter).
+const noSuchKey = "no such key"
 
 // Limits of lists in messages.
 const (
@@ -20,9 +24,17 @@ const (
 
 // describe writes the message of a cause, of so many nodes.
 func (c *Cause) describe(nodes int) {
+	if c.limit != "" || c.Kind == NoNode {
+		c.describeLimit()
+		return
+	}
 	switch c.Kind {
-	case ClaimMissing, TemplateMissing, NotCreated, ClaimBusy, Gated, ClassMissing, Invalid:
+	case Gated, NotCreated, NoScheduler, SchedulerSays, Quota:
+		c.describeWait()
+	case ClaimMissing, TemplateMissing, ClaimBusy, NotAllocated, ClassMissing, Invalid:
 		c.describeObject()
+	case UnknownAttribute, UnknownCapacity:
+		c.describeName()
 	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
 		c.describeNode(nodes)
 	case PreemptsNever, PodGroupMember, NotLower, SharedClaim, UnusedClaim, ForeignClaim, ElsewhereClaim, StuckPod, NotEnough, EvictionUnknown:
@@ -40,23 +52,25 @@ func (c *Cause) describeObject() {
 	case TemplateMissing:
 		c.Message = fmt.Sprintf("ResourceClaimTemplate %s does not exist in the pod's namespace", c.name)
 		c.Remedy = "create it: the pod's claim follows within seconds"
-	case NotCreated:
-		c.Message = fmt.Sprintf("the claim was not created from ResourceClaimTemplate %s", c.name)
-		c.Remedy = "kube-controller-manager creates it: the pod's Events say what refuses it, such as a quota or a webhook"
 	case ClaimBusy:
 		c.Message = fmt.Sprintf("claim %s cannot be used: %s", c.Claim, c.name)
-	case Gated:
-		c.Message = fmt.Sprintf("the pod has the scheduling gate %s", c.name)
-		c.Remedy = "whoever set it, such as a queue, removes it"
+	case NotAllocated:
+		c.Message = fmt.Sprintf("claim %s has no devices: the pod was given its node without them, as by spec.nodeName", c.Claim)
+		c.Remedy = "create the pod anew without spec.nodeName: a scheduler allocates the devices"
 	case ClassMissing:
-		c.Message, c.Remedy = fmt.Sprintf("DeviceClass %s does not exist", c.name), "create it, or choose one of kubectl get deviceclasses"
+		c.Message = fmt.Sprintf("DeviceClass %s does not exist", c.name) + suggest.Question(c.Suggestions...)
+		c.Remedy = "create it, or choose one of kubectl get deviceclasses"
+		if strings.HasSuffix(c.name, ".nvidia.com") {
+			c.Remedy = "it is of NVIDIA's driver: choose one of kubectl get deviceclasses, or have Cleave serve it: docs/nvidia-compatible.md"
+		}
 		if c.Claim == "" {
-			c.Message = fmt.Sprintf("no DeviceClass serves the extended resource %s, and no node advertises it", c.name)
+			c.Message = fmt.Sprintf("no DeviceClass serves the extended resource %s, and no node advertises it%s",
+				c.name, suggest.Question(c.Suggestions...))
 			c.Remedy = "set extendedResourceName in a DeviceClass, or use a resource that kubectl get deviceclasses -o wide lists"
 		}
 	default:
 		c.Message = "the scheduler fails: " + c.name
-		if strings.Contains(c.name, "no such key") {
+		if strings.Contains(c.name, noSuchKey) {
 			c.Remedy = "the selector reads an attribute that a device lacks: select the type first, or use a narrower class"
 		}
 	}
@@ -96,7 +110,8 @@ func (c *Cause) describeNode(nodes int) {
 	case InvalidPool:
 		c.Message = "nothing is allocated from the pool: " + c.name
 	default:
-		c.Message = fmt.Sprintf("none of %s devices (%s) is of class %s", its, c.kinds, c.name)
+		c.Message = fmt.Sprintf("none of %s devices is of class %s: %s %s %s", its, c.name, it,
+			map[bool]string{true: "offer", false: "offers"}[nodes > 1], c.kinds)
 		if c.kinds == "" {
 			c.Message = fmt.Sprintf("%s %s no devices of class %s", it, has, c.name)
 		}
@@ -117,7 +132,11 @@ func (c *Cause) describeDevices(nodes int) {
 		case len(c.Missing) == 0:
 			c.Message = are + " too small for the amounts that the request takes"
 		case c.Missing[0].Most == "":
-			c.Message = fmt.Sprintf("%s not have the capacity %s", do, c.Missing[0].Name)
+			c.Message = fmt.Sprintf("%s not have the capacity %s: %s have %s", do, c.Missing[0].Name,
+				map[bool]string{true: "it", false: "they"}[c.Devices == 1], list(c.known, 2*mostNames))
+			if c.Devices == 1 {
+				c.Message = strings.Replace(c.Message, ": it have ", ": it has ", 1)
+			}
 		}
 	case DeviceTaint:
 		c.Message = fmt.Sprintf("%s tainted %s", are, c.Taint)
@@ -129,7 +148,7 @@ func (c *Cause) describeDevices(nodes int) {
 		if c.Devices == 1 {
 			overlap = "1 device overlaps"
 		}
-		c.Message = fmt.Sprintf("%s with allocations of %s: counters %s are used up", overlap, claimsText(c.Claims), c.counters())
+		c.Message = fmt.Sprintf("%s with allocations of %s", overlap, claimsText(c.Claims))
 	case Share:
 		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
 	case Count:
@@ -232,13 +251,20 @@ func claimsText(claims []Use) string {
 		switch {
 		case u.Ending:
 			name += " (ending)"
+		case len(u.Pods) > 0 && u.Since != nil:
+			name += " (" + list(u.Pods, 1) + ", since " + minute(*u.Since) + ")"
 		case len(u.Pods) > 0:
 			name += " (" + list(u.Pods, 1) + ")"
+		case u.Since != nil:
+			name += " (no pod, since " + minute(*u.Since) + ")"
 		}
 		names = append(names, name)
 	}
 	return list(names, mostClaims)
 }
+
+// minute is a time for people.
+func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") + " UTC" }
 
 // list joins words, up to a limit.
 func list(words []string, most int) string {

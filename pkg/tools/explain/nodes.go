@@ -56,6 +56,9 @@ func taintOfNode(taint *corev1.Taint) *Taint {
 	return t
 }
 
+// kubernetesTaints are those that Kubernetes sets and removes by itself.
+const kubernetesTaints = "node.kubernetes.io/"
+
 // withoutPod returns why hardly any pod can be on a node: Kubernetes sets these taints where a node is not ready, under
 // pressure or cordoned.
 func withoutPod(node *corev1.Node) (found []Cause) {
@@ -63,7 +66,7 @@ func withoutPod(node *corev1.Node) (found []Cause) {
 		found = append(found, Cause{Kind: Cordoned})
 	}
 	for i := range node.Spec.Taints {
-		if t := &node.Spec.Taints[i]; hard(t) && strings.HasPrefix(t.Key, "node.kubernetes.io/") && t.Key != corev1.TaintNodeUnschedulable {
+		if t := &node.Spec.Taints[i]; hard(t) && strings.HasPrefix(t.Key, kubernetesTaints) && t.Key != corev1.TaintNodeUnschedulable {
 			found = append(found, Cause{Kind: NodeTaint, name: "pods do not tolerate", Taint: taintOfNode(t)})
 		}
 	}

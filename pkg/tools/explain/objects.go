@@ -3,9 +3,12 @@
 package explain
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -19,6 +22,8 @@ type Objects struct {
 	Claims  []*resourceapi.ResourceClaim
 	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
+	// Now is the time of the question; zero where the age of pods is of no matter.
+	Now time.Time
 	// Running are the pods; nil where nobody asks who could be evicted.
 	Running *Running
 }
@@ -31,6 +36,7 @@ type Cluster struct {
 	inPool   map[resourcepool.ID][]*resourceapi.ResourceSlice
 	selected map[selection][]bool
 	uses     map[resourcepool.ID]map[string]*use
+	names    *names
 	needs    map[string]*need
 	brokenBy error
 }
@@ -60,10 +66,8 @@ func NewCluster(o Objects, questions ...*Question) *Cluster {
 	}
 	c := &Cluster{
 		Objects: o, slices: resourcepool.NewSliceSet(needed), inPool: map[resourcepool.ID][]*resourceapi.ResourceSlice{},
-		selected: map[selection][]bool{}, uses: map[resourcepool.ID]map[string]*use{}, needs: map[string]*need{},
-	}
-	for _, claim := range o.Claims {
-		c.addUses(claim)
+		selected: map[selection][]bool{}, uses: usesOf(o.Running, o.Claims...), needs: map[string]*need{},
+		names: newNames(),
 	}
 	return c
 }
@@ -75,6 +79,7 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 		c.brokenBy = err
 		return
 	}
+	c.names.add(s, c.slices.Content(kept))
 	pool := resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}
 	c.inPool[pool] = append(c.inPool[pool], kept)
 }
@@ -94,44 +99,71 @@ type use struct {
 	consumed  map[resourceapi.QualifiedName]resource.Quantity
 }
 
-// addUses notes the devices that a claim is allocated, as the scheduler does: admin access uses none.
-func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
-	if claim.Status.Allocation == nil {
+// usesOf are the devices that claims are allocated, as the scheduler has it: admin access uses none.
+func usesOf(running *Running, claims ...*resourceapi.ResourceClaim) map[resourcepool.ID]map[string]*use {
+	uses := map[resourcepool.ID]map[string]*use{}
+	started := running.started()
+	for _, claim := range claims {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		by := useOf(claim, started)
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			if r.AdminAccess != nil && *r.AdminAccess {
+				continue
+			}
+			id := resourcepool.ID{Driver: r.Driver, Pool: r.Pool}
+			if uses[id] == nil {
+				uses[id] = map[string]*use{}
+			}
+			if uses[id][r.Device] == nil {
+				uses[id][r.Device] = &use{consumed: map[resourceapi.QualifiedName]resource.Quantity{}}
+			}
+			uses[id][r.Device].add(by, r)
+		}
+	}
+	return uses
+}
+
+// add adds an allocation of the device.
+func (u *use) add(by Use, r resourceapi.DeviceRequestAllocationResult) {
+	u.claims, u.results = append(u.claims, by), append(u.results, r)
+	if r.ShareID == nil {
+		u.exclusive = true
 		return
 	}
-	by := useOf(claim)
-	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.AdminAccess != nil && *r.AdminAccess {
-			continue
-		}
-		pool := c.uses[resourcepool.ID{Driver: r.Driver, Pool: r.Pool}]
-		if pool == nil {
-			pool = map[string]*use{}
-			c.uses[resourcepool.ID{Driver: r.Driver, Pool: r.Pool}] = pool
-		}
-		u := pool[r.Device]
-		if u == nil {
-			u = &use{consumed: map[resourceapi.QualifiedName]resource.Quantity{}}
-			pool[r.Device] = u
-		}
-		u.claims, u.results = append(u.claims, by), append(u.results, r)
-		if r.ShareID == nil {
-			u.exclusive = true
-			continue
-		}
-		for name, q := range r.ConsumedCapacity {
-			sum := u.consumed[name]
-			sum.Add(q)
-			u.consumed[name] = sum
-		}
+	for name, q := range r.ConsumedCapacity {
+		sum := u.consumed[name]
+		sum.Add(q)
+		u.consumed[name] = sum
 	}
 }
 
-// useOf names a claim with its users.
-func useOf(claim *resourceapi.ResourceClaim) Use {
+// started are the times at which pods started, by "namespace/name".
+func (r *Running) started() map[string]*metav1.Time {
+	all := map[string]*metav1.Time{}
+	if r != nil {
+		for _, p := range r.Pods {
+			all[p.Namespace+"/"+p.Name] = p.Status.StartTime
+		}
+	}
+	return all
+}
+
+// useOf names a claim with its users, and since when it has its devices: if the scheduler did not note the time (feature
+// DRADeviceBindingConditions), since the first of its pods started.
+func useOf(claim *resourceapi.ResourceClaim, started map[string]*metav1.Time) Use {
 	u := Use{Claim: nameOf(claim), Ending: claim.DeletionTimestamp != nil}
+	since := claim.Status.Allocation.AllocationTimestamp
 	for _, user := range claim.Status.ReservedFor {
 		u.Pods = append(u.Pods, user.Name)
+		if began := started[claim.Namespace+"/"+user.Name]; claim.Status.Allocation.AllocationTimestamp == nil && began != nil &&
+			(since == nil || began.Before(since)) {
+			since = began
+		}
+	}
+	if since != nil {
+		u.Since = new(since.UTC())
 	}
 	return u
 }

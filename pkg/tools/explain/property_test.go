@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // A device is free in the eyes of this package exactly where the scheduler's allocator gives it to a claim, whatever is allocated.
@@ -32,10 +30,7 @@ func TestJudge_AgreesWithAllocator(t *testing.T) {
 		c.AddSlice(&b.slices[i])
 	}
 	for step := range 60 {
-		c.uses = map[resourcepool.ID]map[string]*use{}
-		for _, allocated := range b.Claims {
-			c.addUses(allocated)
-		}
+		c.uses = usesOf(nil, b.Claims...)
 		s, err := c.site(b.Nodes[0])
 		b.must(err)
 		for _, r := range requests {

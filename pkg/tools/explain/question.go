@@ -25,6 +25,10 @@ type Question struct {
 	resources []corev1.ResourceName
 	// scheduled is the node of a pod that has one; nothing is asked of it.
 	scheduled string
+	// has are the devices of claims that are allocated.
+	has []Holding
+	// says is why the pod's scheduler has found no node.
+	says string
 	// planned is set for a pod that need not exist, whose claims are not created either.
 	planned bool
 }
@@ -32,7 +36,12 @@ type Question struct {
 // AboutClaim asks about a claim, which need not exist.
 func AboutClaim(claim *resourceapi.ResourceClaim) *Question {
 	q := &Question{subject: "ResourceClaim " + nameOf(claim), claims: []*resourceapi.ResourceClaim{withDefaults(claim)}}
-	if claim.Status.Allocation == nil {
+	q.holds(claim)
+	switch {
+	case claim.Status.Allocation != nil:
+	case claim.DeletionTimestamp != nil:
+		q.causes = append(q.causes, Cause{Kind: ClaimBusy, Claim: nameOf(claim), name: "it is being deleted"})
+	default:
 		q.notes = append(q.notes, "A claim is allocated once a pod uses it: taints and labels of nodes then count, too.")
 	}
 	return q
@@ -49,6 +58,11 @@ func AboutTemplate(t *resourceapi.ResourceClaimTemplate) *Question {
 type Namespace struct {
 	Claims    map[string]*resourceapi.ResourceClaim
 	Templates map[string]*resourceapi.ResourceClaimTemplate
+	// Events are those of the pod.
+	Events []corev1.Event
+	// Quotas are those of the namespace. QuotasUnread is why they are not known.
+	Quotas       []*corev1.ResourceQuota
+	QuotasUnread error
 }
 
 // AboutPod asks about the claims of a pod, and its extended resources that DeviceClasses serve.
@@ -56,6 +70,8 @@ func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod, scheduled: pod.Spec.NodeName}
 	if q.scheduled == "" {
 		q.asks(in, o)
+	} else {
+		q.scheduledWith(in)
 	}
 	q.miswirings(in, o)
 	return q
@@ -72,22 +88,22 @@ func AboutPlanned(subject string, pod *corev1.Pod, in Namespace, o Objects) *Que
 // asks adds what the pod asks for, and what else keeps it from a node.
 func (q *Question) asks(in Namespace, o Objects) {
 	pod := q.pod
+	var created []*resourceapi.ResourceClaimTemplate
 	for i := range pod.Spec.ResourceClaims {
-		q.podClaim(&pod.Spec.ResourceClaims[i], in)
+		if t := q.podClaim(&pod.Spec.ResourceClaims[i], in); t != nil {
+			created = append(created, t)
+		}
 	}
+	q.charge(in, o, created)
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil && in.Claims[status.ResourceClaimName] != nil {
 		q.claims = append(q.claims, in.Claims[status.ResourceClaimName])
 	} else if claim := q.extended(o); claim != nil {
 		q.claims = append(q.claims, claim)
 	}
-	for _, g := range pod.Spec.SchedulingGates {
-		q.causes = append(q.causes, Cause{Kind: Gated, name: g.Name})
+	for _, claim := range q.claims {
+		q.holds(claim)
 	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			q.notes = append(q.notes, "The scheduler says: "+c.Message)
-		}
-	}
+	q.waits(in, o)
 }
 
 // miswirings notes what is wrong between containers and claims.
@@ -97,11 +113,11 @@ func (q *Question) miswirings(in Namespace, o Objects) {
 	}
 }
 
-// podClaim adds a claim of the pod. For one that does not exist, it adds why, and what its template would give.
-func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) {
+// podClaim adds a claim of the pod. For one that does not exist, it adds why, and what its template would give, which is returned.
+func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) *resourceapi.ResourceClaimTemplate {
 	name, _, err := resourceclaim.Name(q.pod, ref)
 	if err == nil && name == nil {
-		return // the pod needs none
+		return nil // the pod needs none
 	}
 	if name != nil {
 		claim := in.Claims[*name]
@@ -113,21 +129,22 @@ func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) {
 		default:
 			q.existing(claim)
 		}
-		return
+		return nil
 	}
 	if ref.ResourceClaimTemplateName == nil {
-		return
+		return nil
 	}
 	template := in.Templates[*ref.ResourceClaimTemplateName]
 	if template == nil {
 		q.causes = append(q.causes, Cause{Kind: TemplateMissing, name: *ref.ResourceClaimTemplateName})
-		return
+		return nil
 	}
 	if !q.planned {
 		q.causes = append(q.causes, Cause{Kind: NotCreated, name: template.Name})
 	}
 	q.claims = append(q.claims, withDefaults(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: ref.Name}, Spec: template.Spec.Spec}))
+	return template
 }
 
 // existing adds a claim, and why the pod cannot use it.

@@ -27,11 +27,17 @@ type site struct {
 	pools []*pool
 	// signature is equal for nodes on which the allocator finds the same.
 	signature string
+	// barred is set where no claim of the question could be, whatever is free.
+	barred bool
+	// plugin is set where a device plugin serves what the pod asks for: how much of it there is, is not known here.
+	plugin bool
 }
 
 // pool is a pool of devices, as far as a node reaches it.
 type pool struct {
 	*resourcepool.Pool
+	// uses are the allocations, by device.
+	uses map[string]*use
 	// left is what allocated devices leave of each counter; takers are their claims.
 	left   resourcepool.Stock
 	takers map[resourcepool.CounterID][]Use
@@ -67,14 +73,20 @@ func (c *Cluster) site(node *corev1.Node) (*site, error) {
 		}
 	}
 	for _, found := range resourcepool.Gather(s.slices, s.rest) {
-		p := &pool{Pool: found}
-		if found.IsUsable() {
-			p.count(c.uses[found.ID])
-		}
-		s.pools = append(s.pools, p)
+		s.pools = append(s.pools, newPool(found, c.uses[found.ID]))
 	}
 	s.sign(c)
 	return s, nil
+}
+
+// emptied is the site as if only some claims had devices.
+func (c *Cluster) emptied(s *site, uses map[resourcepool.ID]map[string]*use) *site {
+	e := &site{node: s.node, slices: s.slices, rest: s.rest, barred: s.barred}
+	for _, p := range s.pools {
+		e.pools = append(e.pools, newPool(p.Pool, uses[p.ID]))
+	}
+	e.sign(c)
+	return e
 }
 
 // reaches reports whether a node reaches a device of a slice that is not of one node.
@@ -99,8 +111,17 @@ func reachesDevice(node *corev1.Node, d *resourceapi.Device) (bool, error) {
 	return structured.NodeMatches(features, node, name, d.AllNodes != nil && *d.AllNodes, d.NodeSelector)
 }
 
-// count subtracts what allocated devices consume of the counters.
-func (p *pool) count(uses map[string]*use) {
+// publishes reports whether the node has devices of a driver.
+func (s *site) publishes(driver string) bool {
+	return slices.ContainsFunc(s.pools, func(p *pool) bool { return p.Driver == driver })
+}
+
+// newPool subtracts what allocated devices consume of the counters.
+func newPool(of *resourcepool.Pool, uses map[string]*use) *pool {
+	p := &pool{Pool: of, uses: uses}
+	if !of.IsUsable() {
+		return p
+	}
 	p.left, p.takers = p.Stock(), map[resourcepool.CounterID][]Use{}
 	for _, d := range p.Devices() {
 		if u := uses[d.Name]; u != nil {
@@ -111,6 +132,7 @@ func (p *pool) count(uses map[string]*use) {
 			}
 		}
 	}
+	return p
 }
 
 // sign sets the signature.
@@ -124,9 +146,8 @@ func (s *site) sign(c *Cluster) {
 				b.WriteString("@" + s.node.Name)
 			}
 		}
-		uses := c.uses[p.ID]
-		for _, name := range slices.Sorted(maps.Keys(uses)) {
-			u := uses[name]
+		for _, name := range slices.Sorted(maps.Keys(p.uses)) {
+			u := p.uses[name]
 			fmt.Fprintf(&b, ";%s %t %d", name, u.exclusive, len(u.results))
 			for _, capacity := range slices.Sorted(maps.Keys(u.consumed)) {
 				q := u.consumed[capacity]
@@ -138,10 +159,10 @@ func (s *site) sign(c *Cluster) {
 }
 
 // state lists the allocations from the pools in the allocator's terms.
-func (c *Cluster) state(s *site) structured.AllocatedState {
+func (s *site) state() structured.AllocatedState {
 	state := resourcepool.NewAllocated()
 	for _, p := range s.pools {
-		for _, u := range c.uses[p.ID] {
+		for _, u := range p.uses {
 			state.Add(u.results...)
 		}
 	}

@@ -8,43 +8,82 @@ import (
 	"strings"
 )
 
-// Print writes an explanation for people.
-func (e *Explanation) Print(w io.Writer) error {
+// Print writes an explanation for people; for those who know how devices are published, with counters.
+func (e *Explanation) Print(w io.Writer, verbose bool) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	cause := func(c *Cause, indent string, several bool) {
+		c.print(line, indent, several)
+		if verbose && c.Kind == Counter {
+			line("%s  (counters %s are used up)", indent, c.counters())
+		}
+	}
+	line("%s", e.Headline())
+	e.print(line, cause)
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("print the explanation: %w", err)
+	}
+	return nil
+}
+
+// Headline is the answer in one line.
+func (e *Explanation) Headline() string {
 	switch {
 	case e.State == NoClaims:
-		line("%s uses no ResourceClaim, and no extended resource that a DeviceClass serves.", e.Subject)
+		return fmt.Sprintf("%s uses no ResourceClaim, and no extended resource that a DeviceClass serves.", e.Subject)
+	case e.State == Scheduled && len(e.Devices) > 0:
+		return fmt.Sprintf("%s is scheduled to node %s:", e.Subject, e.Node)
 	case e.State == Scheduled:
-		line("%s is scheduled to node %s. If it does not start, its Events and those of its claims say why.", e.Subject, e.Node)
+		return fmt.Sprintf("%s is scheduled to node %s.", e.Subject, e.Node)
+	case e.State == Waits && e.Node != "":
+		return fmt.Sprintf("%s is scheduled to node %s, and cannot start:", e.Subject, e.Node)
+	case e.State == Waits && len(e.Requests)+len(e.Devices) == 0:
+		return fmt.Sprintf("%s waits, and not for devices:", e.Subject)
+	case e.State == Waits && len(e.Requests) == 0:
+		return fmt.Sprintf("%s has all its devices, and yet waits:", e.Subject)
+	case e.State == Waits:
+		return fmt.Sprintf("%s fits, and yet waits:", e.Subject)
 	case e.State == Allocated:
-		line("%s: all claims are allocated: the devices are not why it waits.", e.Subject)
+		return fmt.Sprintf("%s: all claims are allocated.", e.Subject)
 	case e.State == Fits:
-		line("%s fits:", e.Subject)
+		return fmt.Sprintf("%s fits:", e.Subject)
 	case len(e.Causes) > 0:
-		line("%s cannot be scheduled:", e.Subject)
+		return fmt.Sprintf("%s cannot be scheduled:", e.Subject)
+	case e.Outlook == Never:
+		return fmt.Sprintf("%s never fits the nodes of this cluster:", e.Subject)
 	default:
-		line("%s fits no node now:", e.Subject)
+		return fmt.Sprintf("%s fits no node now:", e.Subject)
+	}
+}
+
+// print writes what the headline announces.
+func (e *Explanation) print(line func(string, ...any), cause func(c *Cause, indent string, several bool)) {
+	several := len(e.Requests) > 1
+	for i := range e.Devices {
+		line("  %s", e.Devices[i].text())
 	}
 	for _, a := range e.Requests {
 		line("  %s", a.text())
 	}
-	for _, c := range e.Causes {
-		c.print(line, "", len(e.Requests) > 1)
+	for i := range e.Limits {
+		cause(&e.Limits[i], "", several)
+	}
+	for i := range e.Causes {
+		cause(&e.Causes[i], "", several)
 	}
 	for _, g := range e.Groups {
 		if g.Fits {
-			if e.State != Allocated {
+			if len(e.Requests) > 0 {
 				line("\n%s: enough devices are free", nodesText(g.Nodes))
 			}
 			continue
 		}
-		if e.State == Allocated || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid {
+		if e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid {
 			continue // it is said above
 		}
 		line("\n%s:", nodesText(g.Nodes))
-		for _, c := range g.Causes {
-			c.print(line, "  ", len(e.Requests) > 1)
+		for i := range g.Causes {
+			cause(&g.Causes[i], "  ", several)
 		}
 	}
 	if len(e.Alternatives) > 0 {
@@ -56,16 +95,15 @@ func (e *Explanation) Print(w io.Writer) error {
 	if e.Eviction != nil {
 		e.Eviction.lines(line)
 	}
-	if len(e.Notes) > 0 {
+	if len(e.Notes) > 0 || e.State == Scheduled {
 		line("")
+	}
+	if e.State == Scheduled {
+		line("If it does not start, its Events and those of its claims say why.")
 	}
 	for _, note := range e.Notes {
 		line("%s", note)
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("print the explanation: %w", err)
-	}
-	return nil
 }
 
 // text describes a request.

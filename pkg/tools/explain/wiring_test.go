@@ -87,7 +87,7 @@ func TestExplain_Miswired(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	pod, in := planned(t, "[{name: a}]"), templates(asks("gpu.cleave.dev", 1))
 	const want = `No container names claim "gpu": its devices are allocated`
-	for state, q := range map[State]*Question{Fits: AboutPlanned("Pod team/p", pod, in, b.Objects), Refused: AboutPod(pod, in, b.Objects)} {
+	for state, q := range map[State]*Question{Fits: AboutPlanned("Pod team/p", pod, in, b.Objects), Waits: AboutPod(pod, in, b.Objects)} {
 		if e := b.explain(q); e.State != state || !strings.Contains(text(t, e), want) {
 			t.Errorf("got %s, want %s and %q:\n%s", e.State, state, want, text(t, e))
 		}
@@ -104,7 +104,7 @@ func TestExplain_Planned(t *testing.T) {
 	pod := planned(t, "[{name: a, resources: {claims: [{name: gpu}]}}]")
 	q := AboutPlanned("Deployment team/p", pod, templates(asks("gpu.cleave.dev", 9)), b.Objects)
 	e := b.explain(q)
-	if got := text(t, e); q.Waits() || e.State != Refused || !strings.HasPrefix(got, "Deployment team/p fits no node now:\n") ||
+	if got := text(t, e); q.Waits() || e.State != Refused || !strings.HasPrefix(got, "Deployment team/p never fits the nodes of this cluster:\n") ||
 		strings.Contains(got, "was not created") || !strings.Contains(got, "9 devices requested, but only 8 fit") {
 		t.Errorf("got %s", got)
 	}

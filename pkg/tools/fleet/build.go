@@ -5,7 +5,6 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -323,22 +322,8 @@ func (s *Source) claimOf(o *resourceapi.ResourceClaim) *Claim {
 		if nodes := s.watches.nodesOf(r.Pool); len(nodes) > 0 {
 			d.Node = slices.Min(nodes)
 		}
-		d.UUID = uuidOf(o, &r)
+		d.UUID = explain.UUID(o, &r)
 		c.Devices = append(c.Devices, d)
 	}
 	return c
-}
-
-// uuidOf is the UUID that the driver wrote to a claim's status for a device; empty until it has.
-func uuidOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) string {
-	for _, d := range c.Status.Devices {
-		if d.Driver != r.Driver || d.Pool != r.Pool || d.Device != r.Device || d.Data == nil {
-			continue
-		}
-		var data v1alpha1.DeviceStatus
-		if json.Unmarshal(d.Data.Raw, &data) == nil {
-			return data.UUID
-		}
-	}
-	return ""
 }

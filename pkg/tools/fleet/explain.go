@@ -5,6 +5,7 @@ package fleet
 import (
 	"context"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,7 +20,7 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 	questions := map[string]*explain.Question{}
 	var asked []*explain.Question
 	objects := explain.Objects{
-		Driver: s.config.Driver, Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
+		Driver: s.config.Driver, Now: time.Now(), Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
 		Classes: listed[resourceapi.DeviceClass](s.watches.classes), Rules: listed[resourceapi.DeviceTaintRule](s.watches.rules),
 	}
 	for _, key := range keys {
@@ -27,7 +28,11 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 			continue
 		}
 		if c, err := s.Claim(key); err == nil {
-			questions[key] = explain.AboutClaim(c)
+			if questions[key] = explain.AboutClaim(c); c.Status.Allocation == nil {
+				if p := s.watches.podOf(key); p != nil {
+					questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), namespaceOf(p.Namespace, objects.Claims), objects)
+				}
+			}
 		} else if p := s.watches.extendedPod(key); p != nil {
 			questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), explain.Namespace{}, objects)
 		} else {
@@ -63,12 +68,24 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 	return answers, nil
 }
 
+// namespaceOf are the claims of a namespace.
+func namespaceOf(namespace string, claims []*resourceapi.ResourceClaim) explain.Namespace {
+	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
+	for _, c := range claims {
+		if c.Namespace == namespace {
+			in.Claims[c.Name] = c
+		}
+	}
+	return in
+}
+
 // machines are the Nodes as far as claims depend on them; by their slices, where Nodes cannot be read.
 func (w *watches) machines() []*corev1.Node {
 	var all []*corev1.Node
 	for _, m := range listed[machine](w.nodes) {
 		all = append(all, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: m.Labels}, Spec: corev1.NodeSpec{Unschedulable: m.cordoned, Taints: m.taints},
+			Status: corev1.NodeStatus{Allocatable: m.extended},
 		})
 	}
 	if w.nodes == nil {

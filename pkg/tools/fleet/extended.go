@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -30,7 +31,8 @@ func (s *Source) pendingPods() resource {
 	pods := s.config.Client.CoreV1().Pods(metav1.NamespaceAll)
 	waiting := fields.OneTermEqualSelector("spec.nodeName", "").String()
 	return resource{
-		kind: "Pods", informer: &s.watches.pods, example: &corev1.Pod{}, transform: shrinkPod, indexers: cache.Indexers{},
+		kind: "Pods", informer: &s.watches.pods, example: &corev1.Pod{}, transform: shrinkPod,
+		indexers: cache.Indexers{byClaim: func(o any) ([]string, error) { return claimsOf(o.(*corev1.Pod)), nil }},
 		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = waiting
 			return pods.List(ctx, o)
@@ -40,11 +42,21 @@ func (s *Source) pendingPods() resource {
 			return pods.Watch(ctx, o)
 		},
 		handler: onChange(func(d *dirty, p *corev1.Pod) { d.claims[extendedKey(p)] = true }, s.mark),
-		missing: "Pending pods with extended resources are not shown",
+		missing: "Pending pods with extended resources are not shown, and claims are explained without their pods",
 	}
 }
 
-// shrinkPod is the transformation of pods. It keeps the fields that decide where their extended resources may be.
+// claimsOf are the keys of a pod's claims that are known by name.
+func claimsOf(p *corev1.Pod) (keys []string) {
+	for i := range p.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
+			keys = append(keys, p.Namespace+"/"+*name)
+		}
+	}
+	return keys
+}
+
+// shrinkPod is the transformation of pods. It keeps the fields that decide where their devices may be.
 func shrinkPod(object any) (any, error) {
 	p, ok := object.(*corev1.Pod)
 	if !ok {
@@ -55,10 +67,12 @@ func shrinkPod(object any) (any, error) {
 		DeletionTimestamp: p.DeletionTimestamp,
 	}}
 	small.Spec.NodeName, small.Status.ExtendedResourceClaimStatus = p.Spec.NodeName, p.Status.ExtendedResourceClaimStatus
-	small.Spec.InitContainers, small.Spec.Containers = extendedOf(p.Spec.InitContainers), extendedOf(p.Spec.Containers)
-	if len(small.Spec.InitContainers)+len(small.Spec.Containers) == 0 {
+	small.Spec.InitContainers, small.Spec.Containers = asking(p.Spec.InitContainers), asking(p.Spec.Containers)
+	if len(small.Spec.InitContainers)+len(small.Spec.Containers)+len(p.Spec.ResourceClaims) == 0 {
 		return small, nil
 	}
+	small.Spec.ResourceClaims, small.Status.ResourceClaimStatuses = p.Spec.ResourceClaims, p.Status.ResourceClaimStatuses
+	small.Spec.SchedulerName = p.Spec.SchedulerName
 	small.Spec.NodeSelector, small.Spec.Tolerations = p.Spec.NodeSelector, p.Spec.Tolerations
 	small.Spec.SchedulingGates = p.Spec.SchedulingGates
 	if p.Spec.Affinity != nil {
@@ -68,22 +82,35 @@ func shrinkPod(object any) (any, error) {
 	return small, nil
 }
 
-// extendedOf are the containers that request extended resources, with these alone.
-func extendedOf(all []corev1.Container) (some []corev1.Container) {
+// asking are the containers that request extended resources or name claims, with these alone.
+func asking(all []corev1.Container) (some []corev1.Container) {
 	for i := range all {
-		requests := corev1.ResourceList{}
-		for name, amount := range all[i].Resources.Requests {
-			if strings.Contains(string(name), "/") && !amount.IsZero() {
-				requests[name] = amount
-			}
-		}
-		if len(requests) > 0 {
-			some = append(some, corev1.Container{
-				Name: all[i].Name, Resources: corev1.ResourceRequirements{Requests: requests}, RestartPolicy: all[i].RestartPolicy,
-			})
+		wants := corev1.ResourceRequirements{Requests: extendedResources(all[i].Resources.Requests), Claims: all[i].Resources.Claims}
+		if len(wants.Requests)+len(wants.Claims) > 0 {
+			some = append(some, corev1.Container{Name: all[i].Name, Resources: wants, RestartPolicy: all[i].RestartPolicy})
 		}
 	}
 	return some
+}
+
+// podOf is the pod that waits for a claim; nil if there is none, several, or one with claims that are not created yet: then it is not
+// known what it waits for.
+func (w *watches) podOf(claim string) *corev1.Pod {
+	if w.pods == nil {
+		return nil
+	}
+	found, err := w.pods.GetIndexer().ByIndex(byClaim, claim)
+	if err != nil || len(found) != 1 {
+		return nil
+	}
+	p := found[0].(*corev1.Pod)
+	created := func(ref *corev1.PodResourceClaim) bool { _, _, err := resourceclaim.Name(p, ref); return err == nil }
+	for i := range p.Spec.ResourceClaims {
+		if !created(&p.Spec.ResourceClaims[i]) {
+			return nil
+		}
+	}
+	return p
 }
 
 // extendedPod is the pod that waits for a claim of this key, "namespace/name"; nil if there is none.
@@ -139,8 +166,11 @@ func (w *watches) classFor(name corev1.ResourceName) *resourceapi.DeviceClass {
 	return nil
 }
 
-// withExtendedOnly is the pod with the extended resources that classes serve: what device plugins of nodes have is not known.
+// withExtendedOnly is the pod with the extended resources that classes serve, unless it is known what device plugins of nodes have.
 func (w *watches) withExtendedOnly(p *corev1.Pod) *corev1.Pod {
+	if w.nodes != nil {
+		return p
+	}
 	only := p.DeepCopy()
 	for _, all := range [][]corev1.Container{only.Spec.InitContainers, only.Spec.Containers} {
 		for i := range all {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -16,8 +17,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 )
 
-// asking is a pod whose only container requests extended resources.
-func asking(name string, requests map[corev1.ResourceName]string) *corev1.Pod {
+// requesting is a pod whose only container requests extended resources.
+func requesting(name string, requests map[corev1.ResourceName]string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "dev", Name: name, UID: "uid"}}
 	list := corev1.ResourceList{corev1.ResourceCPU: quantity.MustParse("2")}
 	for resourceName, amount := range requests {
@@ -43,10 +44,10 @@ func extendedCluster(t *testing.T, pods ...*corev1.Pod) *fake.Clientset {
 
 func TestSource_ExtendedResources(t *testing.T) {
 	client := extendedCluster(t,
-		asking("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2", "example.com/nic": "1"}),
-		asking("by-class", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/gpu.cleave.dev": "1"}),
-		asking("nic", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/nic.example.com": "1"}),
-		asking("cpu", nil))
+		requesting("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2", "example.com/nic": "1"}),
+		requesting("by-class", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/gpu.cleave.dev": "1"}),
+		requesting("nic", map[corev1.ResourceName]string{"deviceclass.resource.kubernetes.io/nic.example.com": "1"}),
+		requesting("cpu", nil))
 	s := running(t, client, Config{Pods: true})
 	got := map[string]string{}
 	for _, c := range s.Snapshot().Claims {
@@ -68,7 +69,7 @@ func TestSource_ExtendedResources(t *testing.T) {
 		t.Errorf("more is kept of a pod than it needs: %s", data)
 	}
 	pods := client.CoreV1().Pods("dev")
-	bound := asking("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2"})
+	bound := requesting("train", map[corev1.ResourceName]string{"nvidia.com/gpu": "2"})
 	bound.Spec.NodeName = "a"
 	if _, err := pods.Update(t.Context(), bound, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -81,11 +82,16 @@ func TestSource_ExtendedResources(t *testing.T) {
 }
 
 func TestSource_ExtendedResourcesExplained(t *testing.T) {
-	picky := asking("picky", map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "example.com/nic": "1"})
+	picky := requesting("picky", map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "example.com/nic": "1"})
 	picky.Spec.NodeSelector = map[string]string{"zone": "elsewhere"}
-	s := running(t, extendedCluster(t, picky,
-		asking("many", map[corev1.ResourceName]string{"nvidia.com/gpu": "5"}), asking("fits", map[corev1.ResourceName]string{"nvidia.com/gpu": "1"})),
-		Config{Pods: true})
+	client := extendedCluster(t, picky,
+		requesting("many", map[corev1.ResourceName]string{"nvidia.com/gpu": "5"}), requesting("fits", map[corev1.ResourceName]string{"nvidia.com/gpu": "1"}))
+	node := machineOf("a")
+	node.Status.Allocatable = corev1.ResourceList{"example.com/nic": quantity.MustParse("1"), "cpu": quantity.MustParse("8")}
+	if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s := running(t, client, Config{Pods: true})
 	got, err := s.Explain(t.Context(), []string{"dev/picky-extended-resources", "dev/many-extended-resources", "dev/fits-extended-resources"})
 	if err != nil {
 		t.Fatal(err)
@@ -98,6 +104,51 @@ func TestSource_ExtendedResourcesExplained(t *testing.T) {
 		if e.State != explain.Refused || len(e.Causes) > 0 || len(e.Groups) != 1 ||
 			!slices.ContainsFunc(e.Groups[0].Causes, func(c explain.Cause) bool { return c.Kind == want }) {
 			t.Errorf("%s: got %+v, want %s", key, e, want)
+		}
+	}
+}
+
+// The dashboard explains as the command does: a claim with its pod, and a resource that a device plugin serves.
+func TestSource_ExplainPods(t *testing.T) {
+	served := machineOf("a")
+	served.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": quantity.MustParse("8")}
+	pod := func(name string, claims ...string) *corev1.Pod {
+		p := requesting(name, nil)
+		p.Spec.NodeSelector = map[string]string{"zone": "elsewhere"}
+		p.CreationTimestamp, p.Spec.SchedulerName = metav1.NewTime(time.Now().Add(-time.Hour)), "nobody"
+		for _, claim := range claims {
+			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim, ResourceClaimName: &claim})
+			p.Spec.Containers[0].Resources.Claims = append(p.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: claim})
+		}
+		return p
+	}
+	unborn := pod("unborn", "third")
+	unborn.Spec.ResourceClaims = append(unborn.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "new", ResourceClaimTemplateName: new("t")})
+	client := extendedCluster(t, requesting("plugin", map[corev1.ResourceName]string{"nvidia.com/gpu": "1"}),
+		pod("one", "first"), pod("two", "second"), pod("two-more", "second"), unborn)
+	for _, name := range []string{"first", "second", "third"} {
+		if _, err := client.ResourceV1().ResourceClaims("dev").Create(t.Context(), claimed("dev", name, "gpu.cleave.dev", ""), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.CoreV1().Nodes().Update(t.Context(), served, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s := running(t, client, Config{Pods: true})
+	got, err := s.Explain(t.Context(), []string{"dev/first", "dev/second", "dev/third", "dev/plugin-extended-resources"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := got["dev/plugin-extended-resources"]; e.State != explain.Refused || e.Groups[0].Causes[0].Kind != explain.DevicePlugin {
+		t.Errorf("a resource of a device plugin: got %+v", e)
+	}
+	if e := got["dev/first"]; e.Subject != "Pod dev/one" || e.State != explain.Refused || e.Outlook != explain.Never || len(e.Notes) > 0 ||
+		e.Causes[0].Kind != explain.NoScheduler || e.Groups[0].Causes[0].Kind != explain.NodeAffinity {
+		t.Errorf("a claim with a pod: got %+v", e)
+	}
+	for key, want := range map[string]string{"dev/second": "ResourceClaim dev/second", "dev/third": "ResourceClaim dev/third"} {
+		if e := got[key]; e.Subject != want || e.State != explain.Fits {
+			t.Errorf("of several pods, or one whose claims are not all there: got %+v", e)
 		}
 	}
 }

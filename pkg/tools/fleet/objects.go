@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,6 +97,8 @@ type machine struct {
 	state, policy string
 	cordoned      bool
 	taints        []corev1.Taint
+	// extended are the extended resources that device plugins advertise.
+	extended corev1.ResourceList
 }
 
 func (m *machine) same(as any) bool {
@@ -123,9 +126,20 @@ func shrinkNode(object any) (any, error) {
 	m := &machine{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: node.Labels},
 		state:      inspect.NodeState(node), policy: node.Labels[v1alpha1.PolicyLabel],
-		cordoned: node.Spec.Unschedulable, taints: node.Spec.Taints,
+		cordoned: node.Spec.Unschedulable, taints: node.Spec.Taints, extended: extendedResources(node.Status.Allocatable),
 	}
 	return m, nil
+}
+
+// extendedResources are those of a list whose names have a domain, and of which there is some.
+func extendedResources(all corev1.ResourceList) corev1.ResourceList {
+	some := corev1.ResourceList{}
+	for name, amount := range all {
+		if strings.Contains(string(name), "/") && !amount.IsZero() {
+			some[name] = amount
+		}
+	}
+	return some
 }
 
 // shrinkClaim is the transformation of ResourceClaims.

@@ -37,6 +37,8 @@ func (w *watches) all() []cache.SharedIndexInformer {
 const (
 	byNode = "node"
 	byPool = "pool"
+	// byClaim is for pods.
+	byClaim = "claim"
 )
 
 // resource is a watched kind of objects.

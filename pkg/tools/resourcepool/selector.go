@@ -127,6 +127,18 @@ func (s *Selector) matches(ctx context.Context, driver string, d *resourceapi.De
 // Words can be names of the attributes and capacities that the expression looks at, without domains, in order.
 func (s *Selector) Words() []string { return s.words }
 
+// Reads are the names of the attributes and capacities that the expression certainly looks at, as "domain/name", in order.
+func (s *Selector) Reads() (attributes, capacities []string) {
+	for _, n := range s.names {
+		if n.kind == capacityField {
+			capacities = append(capacities, n.domain+"/"+n.id)
+		} else {
+			attributes = append(attributes, n.domain+"/"+n.id)
+		}
+	}
+	return attributes, capacities
+}
+
 // Terms are the parts of the expression that all have to be true, in order.
 func (s *Selector) Terms() []string {
 	var parts []string

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // The rules of the API server for what authors write (k8s.io/kubernetes v1.37.2, pkg/apis/resource/validation). No library
@@ -279,7 +280,7 @@ func (v *validation) warnings(o *object) {
 		var meta metav1.TypeMeta
 		forUs := json.Unmarshal(c.Opaque.Parameters.Raw, &meta) == nil && strings.HasPrefix(meta.APIVersion, "gpu.cleave.dev/")
 		var not string
-		switch near := distance(c.Opaque.Driver, v.Rules.Driver) <= 2; {
+		switch near := suggest.Distance(c.Opaque.Driver, v.Rules.Driver) <= 2; {
 		case near || forUs:
 			not = "is not Cleave's, which ignores these parameters"
 		case v.isOurs(o):

@@ -18,6 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/tools/admission"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // object is a claim, a template or a class.
@@ -65,8 +66,8 @@ func isNearly(h *header) string {
 	const group, read = "resource.k8s.io", "resource.k8s.io/v1"
 	of, _, _ := strings.Cut(h.APIVersion, "/")
 	for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
-		switch far := distance(strings.ToLower(h.Kind), strings.ToLower(kind)); {
-		case far > 2 || distance(of, group) > 2:
+		switch far := suggest.Distance(strings.ToLower(h.Kind), strings.ToLower(kind)); {
+		case far > 2 || suggest.Distance(of, group) > 2:
 		case of != group:
 			return fmt.Sprintf("apiVersion %q is not known: did you mean %s?", h.APIVersion, read)
 		case h.Kind != kind:

@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/podfile"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // pod is a pod, or one that an object would create.
@@ -163,10 +164,10 @@ func (v podChecks) unserved(p *pod, name string, known []string) {
 		return
 	}
 	const vendor = "nvidia.com/"
-	near := nearest(name, known)
+	near := suggest.Nearest(name, known)
 	switch {
 	case near != "" || strings.HasPrefix(name, vendor+"mig-"):
-		p.problems(fmt.Errorf("%s: no DeviceClass of these files or of Cleave serves the resource %s%s", p.Path, name, didYouMean(near)))
+		p.problems(fmt.Errorf("%s: no DeviceClass of these files or of Cleave serves the resource %s%s", p.Path, name, suggest.Question(near)))
 	case strings.HasPrefix(name, vendor):
 		p.unsure = true
 		p.note(p.Path, "no DeviceClass of these files or of Cleave serves the resource %s: not checked", name)
@@ -243,23 +244,5 @@ func (v *validation) isMisspelled(class string) bool {
 }
 
 func (v *validation) misspelled(class string) string {
-	return "it is neither in these files nor one of Cleave's" + didYouMean(nearest(class, slices.Sorted(maps.Keys(v.classes))))
-}
-
-// nearest is the name that is most like another one; empty where none is.
-func nearest(name string, of []string) string {
-	best, least := "", 3
-	for _, candidate := range of {
-		if d := distance(name, candidate); d < least {
-			best, least = candidate, d
-		}
-	}
-	return best
-}
-
-func didYouMean(name string) string {
-	if name == "" {
-		return ""
-	}
-	return ": did you mean " + name + "?"
+	return "it is neither in these files nor one of Cleave's" + suggest.Question(suggest.Nearest(class, slices.Sorted(maps.Keys(v.classes))))
 }

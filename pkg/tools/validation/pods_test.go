@@ -81,7 +81,7 @@ func TestFiles_PodsOnNode(t *testing.T) {
 		"both":       {pods("nvidia.com/gpu: 3"), nil},
 		"not both":   {pods("nvidia.com/gpu: 4"), []string{at + "each request fits on its own, but not all together"}},
 		"too many":   {deployment(limits("nvidia.com/gpu: 9")), []string{at + "9 devices requested, but only 8 fit"}},
-		"no profile": {deployment(limits("nvidia.com/mig-1g.5gb: 1")), []string{at + "none of its devices (8 gpu, 8 timeslice, 8 mps, 56 mig 1g.10gb, 56 mig 1g.10gb+me, 32 mig 1g.20gb, 24 mig 2g.20gb, 16 mig 3g.40gb, 8 mig 4g.40gb, 8 mig 7g.80gb) is of class mig-1g.5gb.cleave.dev"}},
+		"no profile": {deployment(limits("nvidia.com/mig-1g.5gb: 1")), []string{at + "none of its devices is of class mig-1g.5gb.cleave.dev: the node offers whole GPUs, partitions (1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb), time slices, MPS shares"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := check(t, directory(t, map[string]string{"f.yaml": tt.file}), Options{Node: node(t, "hgx-h100")})

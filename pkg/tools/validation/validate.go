@@ -19,6 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/tools/admission"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
 // Options say what files are checked against.
@@ -139,35 +140,11 @@ func similar(path string) string {
 	}
 	var names []string
 	for _, d := range found {
-		if distance(d.Name(), filepath.Base(path)) <= 2 {
+		if suggest.Distance(d.Name(), filepath.Base(path)) <= 2 {
 			names = append(names, filepath.Join(filepath.Dir(path), d.Name()))
 		}
 	}
-	if len(names) == 0 {
-		return ""
-	}
-	return ": did you mean " + strings.Join(names, " or ") + "?"
-}
-
-// distance is how many letters are to be put in, taken out or changed to make one name of another.
-func distance(a, b string) int {
-	before := make([]int, len(b)+1)
-	for j := range before {
-		before[j] = j
-	}
-	for i := range len(a) {
-		now := make([]int, len(b)+1)
-		now[0] = i + 1
-		for j := range len(b) {
-			change := before[j]
-			if a[i] != b[j] {
-				change++
-			}
-			now[j+1] = min(change, before[j+1]+1, now[j]+1)
-		}
-		before = now
-	}
-	return before[len(b)]
+	return suggest.Question(names...)
 }
 
 func (v *validation) read(path string) ([]byte, error) {

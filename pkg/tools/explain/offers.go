@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+)
+
+// tiers are the types of devices in words, in order.
+var tiers = []struct{ kind, words string }{
+	{"gpu", "whole GPUs"}, {"mig", "partitions"}, {"timeslice", "time slices"}, {"mps", "MPS shares"},
+	{"mig-timeslice", "time slices of partitions"}, {"mig-mps", "MPS shares of partitions"},
+}
+
+// offers says what kinds of devices there are, not how many: partitions on demand are published for every place that they may have.
+func offers(kinds []string) string {
+	profiles := map[string][]string{}
+	known := map[string]bool{}
+	for _, k := range kinds {
+		kind, profile, _ := strings.Cut(k, " ")
+		if known[kind] = true; profile != "" {
+			profiles[kind] = append(profiles[kind], profile)
+		}
+	}
+	var words []string
+	for _, t := range tiers {
+		if !known[t.kind] {
+			continue
+		}
+		text := t.words
+		if of := profiles[t.kind]; len(of) > 0 {
+			slices.Sort(of)
+			text += " (" + strings.Join(of, ", ") + ")"
+		}
+		words = append(words, text)
+		delete(known, t.kind)
+	}
+	if len(known) > 0 {
+		words = append(words, "other devices")
+	}
+	return strings.Join(words, ", ")
+}
+
+// kindOfClass is the type of device that the selectors of a class name; empty where they name none.
+func (c *Cluster) kindOfClass(name string) string {
+	class := c.class(name)
+	if class == nil {
+		return ""
+	}
+	for _, s := range class.Spec.Selectors {
+		if s.CEL == nil {
+			continue
+		}
+		compiled, err := selectors.Compile(s.CEL.Expression)
+		if err != nil {
+			return ""
+		}
+		for _, t := range tiers {
+			if slices.Contains(compiled[0].Words(), t.kind) {
+				return t.kind
+			}
+		}
+	}
+	return ""
+}
+
+// whyNot is why no node may offer the devices of a class of the driver.
+func (c *Cluster) whyNot(name string) string {
+	if class := c.class(name); class == nil || !resourcepool.SelectsDriver(class, c.Driver) {
+		return ""
+	}
+	const instead = ": ask for what is offered below, or change a policy, docs/policy.md"
+	switch c.kindOfClass(name) {
+	case "":
+		return ""
+	case "mig-mps", "mig-timeslice":
+		return "no node shares such partitions, by mig.share of its policy" + instead
+	case "mig":
+		return "no board has this profile, or no policy offers it" + instead
+	default:
+		return "no policy offers this tier" + instead
+	}
+}
