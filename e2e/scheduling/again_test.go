@@ -17,7 +17,7 @@ import (
 )
 
 // localVolume creates a volume that is on a node, and that no claim has.
-func (b *bed) localVolume(name, node string) {
+func localVolume(b *bed, name, node string) {
 	b.t.Helper()
 	v, err := b.kube.CoreV1().PersistentVolumes().Create(b.t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -36,19 +36,19 @@ func (b *bed) localVolume(name, node string) {
 }
 
 // bound waits until a pod with a volume has a node.
-func (b *bed) bound(name string) {
+func bound(b *bed, name string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
 	must(b.t, workload.Until(ctx, name+" to have a node", func(ctx context.Context) (bool, string, error) {
-		b.bindVolumes()
+		bindVolumes(b)
 		pod, err := b.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		return err == nil && pod.Spec.NodeName != "", "", err
 	}))
 }
 
 // bindVolumes is what the controller of volumes does after VolumeBinding.
-func (b *bed) bindVolumes() {
+func bindVolumes(b *bed) {
 	ctx := b.t.Context()
 	all, err := b.kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	must(b.t, err)
@@ -78,7 +78,7 @@ func TestScheduler_VolumeAppears(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}, metav1.CreateOptions{})))
 	for i := range 4 {
-		b.localVolume(fmt.Sprint("n1-", i), "n1")
+		localVolume(b, fmt.Sprint("n1-", i), "n1")
 	}
 	b.startScheduler("{}")
 	b.addPods("filler", "gpu.cleave.dev", 8, onNode("n1"))
@@ -99,11 +99,11 @@ func TestScheduler_VolumeAppears(t *testing.T) {
 		})
 		b.waits(name)
 	}
-	b.localVolume("n2-0", "n2")
-	b.localVolume("n2-1", "n2")
+	localVolume(b, "n2-0", "n2")
+	localVolume(b, "n2-1", "n2")
 	for i := range 2 {
 		name := fmt.Sprint("wait-", i)
-		b.bound(name)
+		bound(b, name)
 	}
 }
 
@@ -112,8 +112,8 @@ func TestPreemption_GPUAndNIC(t *testing.T) {
 	for _, rest := range []int{0, 4} {
 		t.Run(fmt.Sprint(rest, " others"), func(t *testing.T) {
 			b := newPriorityBed(t, "n1")
-			b.addNICClass()
-			b.addNICs("n1", 0)
+			addNICClass(b.bed)
+			addNICs(b.bed, "n1", 0)
 			b.startScheduler("{}")
 			for i := range 4 {
 				b.addPodOf(fmt.Sprint("low-", i), withNIC("gpu.cleave.dev", false), priority("low"), graceful)
@@ -133,7 +133,7 @@ func TestPreemption_GPUAndNIC(t *testing.T) {
 // TestScheduler_ResizedDown: n1 is large and has no GPU left, n2 has GPUs and is too small. A pod that waits is resized.
 func TestScheduler_ResizedDown(t *testing.T) {
 	b := newBed(t, "n1", "n2")
-	b.addCapacity("n1", `{"cpu":"256"}`)
+	addCapacity(b, "n1", `{"cpu":"256"}`)
 	b.startScheduler("{}")
 	b.addPods("filler", "gpu.cleave.dev", 8, onNode("n1"))
 	b.scheduled(8)

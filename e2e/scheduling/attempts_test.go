@@ -112,7 +112,7 @@ func TestScheduler_RestrictedPods(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"c": 3}, perZone("near")); diff != "" {
 		t.Errorf("near the pod of zone c (-want +got):\n%s", diff)
 	}
-	b.addVolume("disk", "c")
+	addVolume(b, "disk", "c")
 	b.addPods("volume", "mig-1g.10gb.cleave.dev", 1, func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"},
@@ -146,12 +146,12 @@ func (b *bed) label(node, key, value string) {
 }
 
 // addVolume creates a volume of a zone and a claim that has it, as controllers bind them.
-func (b *bed) addVolume(name, zone string) { b.addVolumeOf(name, corev1.LabelTopologyZone, zone) }
+func addVolume(b *bed, name, zone string) { addVolumeOf(b, name, corev1.LabelTopologyZone, zone) }
 
 // addVolumeOn is addVolume for one of a node.
-func (b *bed) addVolumeOn(name, node string) { b.addVolumeOf(name, corev1.LabelHostname, node) }
+func addVolumeOn(b *bed, name, node string) { addVolumeOf(b, name, corev1.LabelHostname, node) }
 
-func (b *bed) addVolumeOf(name, label, value string) {
+func addVolumeOf(b *bed, name, label, value string) {
 	b.t.Helper()
 	ctx, size := b.t.Context(), corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}

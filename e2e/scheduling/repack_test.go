@@ -70,7 +70,7 @@ func (b *bed) place(name string) repack.Place {
 
 // placedAsAdvised checks where the replacement of a pod is. Which of several places it has, other plugins decide; without
 // devices, earlier replacements decide which these are.
-func (b *bed) placedAsAdvised(m repack.Move) {
+func placedAsAdvised(b *bed, m repack.Move) {
 	b.t.Helper()
 	got := b.place(m.Pod + "-again")
 	for _, p := range append([]repack.Place{m.To}, m.Or...) {
@@ -128,7 +128,7 @@ func TestRepack_Followed(t *testing.T) {
 			}
 			b.addReplica(m.Pod+"-again", classes[i%len(classes)])
 			b.scheduled(left + 1)
-			b.placedAsAdvised(m)
+			placedAsAdvised(b, m)
 			if left++; !first {
 				b.end(m.Pod)
 				left--

@@ -31,7 +31,7 @@ func (b *bed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change .
 }
 
 // addNICs publishes four NICs of a node, close to a NUMA node.
-func (b *bed) addNICs(node string, numa int64) {
+func addNICs(b *bed, node string, numa int64) {
 	b.t.Helper()
 	var devices []resourceapi.Device
 	for i := range 4 {
@@ -47,7 +47,7 @@ func (b *bed) addNICs(node string, numa int64) {
 }
 
 // addNICClass creates the class of NICs.
-func (b *bed) addNICClass() {
+func addNICClass(b *bed) {
 	b.t.Helper()
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic"}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nic.example.com"`}}},
@@ -72,11 +72,11 @@ func withNIC(class string, oneNUMANode bool) resourceapi.ResourceClaimSpec {
 // compare. The next attempt sees the fifth node, and does not wait until kube-scheduler tries all pods again (5 min).
 func TestScheduler_FallsBack(t *testing.T) {
 	b := newBed(t, "n1", "n2", "n3", "n4", "n5")
-	b.addNICClass()
+	addNICClass(b)
 	for _, node := range []string{"n1", "n2", "n3", "n4"} {
-		b.addNICs(node, 7)
+		addNICs(b, node, 7)
 	}
-	b.addNICs("n5", 0)
+	addNICs(b, "n5", 0)
 	b.startScheduler("{}")
 	for _, node := range []string{"n1", "n2", "n3", "n4"} { // where a GPU is in use, the next one costs less
 		b.addPods("holder-"+node, "gpu.cleave.dev", 1, onNode(node))
@@ -93,7 +93,7 @@ func TestScheduler_FallsBack(t *testing.T) {
 }
 
 // unaided fails the test if an attempt failed on the best nodes, or fewer pods than some were narrowed to them.
-func (b *bed) unaided(pods int) {
+func unaided(b *bed, pods int) {
 	b.t.Helper()
 	if n := b.logged(`outcome="narrowed"`); n < pods {
 		b.t.Errorf("%d pods were narrowed to the best nodes, want %d", n, pods)
@@ -128,14 +128,14 @@ func TestScheduler_Alternatives(t *testing.T) {
 	b.scheduled(26)
 	b.addPodOf("last", either("gpu.cleave.dev", "mig-1g.10gb.cleave.dev"))
 	b.scheduled(27)
-	if got := b.requestsOf("last"); !slices.Equal(got, []string{"gpu/alternative-1"}) {
+	if got := requestsOf(b, "last"); !slices.Equal(got, []string{"gpu/alternative-1"}) {
 		t.Errorf("with no whole GPU left, the pod has %v", got)
 	}
-	b.unaided(27)
+	unaided(b, 27)
 }
 
 // requestsOf are the requests for which a claim has devices.
-func (b *bed) requestsOf(name string) (names []string) {
+func requestsOf(b *bed, name string) (names []string) {
 	b.t.Helper()
 	claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
 	must(b.t, err)
@@ -150,9 +150,9 @@ func (b *bed) requestsOf(name string) (names []string) {
 // TestScheduler_GPUAndNIC: pods for a partition and a NIC are packed on the nodes that have both, in one attempt each.
 func TestScheduler_GPUAndNIC(t *testing.T) {
 	b := newBed(t, "n1", "n2", "n3", "n4", "n5", "n6")
-	b.addNICClass()
-	b.addNICs("n5", 0)
-	b.addNICs("n6", 0)
+	addNICClass(b)
+	addNICs(b, "n5", 0)
+	addNICs(b, "n6", 0)
 	b.startScheduler(`{"candidates": 1}`)
 	for i := range 4 {
 		b.addPodOf(fmt.Sprint("nic-", i), withNIC("mig-1g.10gb.cleave.dev", i%2 == 0))
@@ -164,7 +164,7 @@ func TestScheduler_GPUAndNIC(t *testing.T) {
 	}
 	b.addPodOf("more", withNIC("mig-1g.10gb.cleave.dev", false)) // that node's NICs are all used
 	b.scheduled(5)
-	b.unaided(5)
+	unaided(b, 5)
 }
 
 // TestScheduler_Constraints: two partitions of one GPU go where the GPU has room for both.
@@ -186,7 +186,7 @@ func TestScheduler_Constraints(t *testing.T) {
 			t.Errorf("the pair is on %s, where no GPU has room for both", node)
 		}
 	}
-	b.unaided(9)
+	unaided(b, 9)
 }
 
 // TestScheduler_OtherResources: what only some nodes have is known at the first attempt: RDMA devices, hugepages, a local volume.
@@ -194,7 +194,7 @@ func TestScheduler_OtherResources(t *testing.T) {
 	names := []string{"n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12"}
 	b := newBed(t, names...)
 	for _, node := range names[4:] {
-		b.addCapacity(node, `{"rdma/hca":"1","hugepages-2Mi":"1Gi"}`)
+		addCapacity(b, node, `{"rdma/hca":"1","hugepages-2Mi":"1Gi"}`)
 	}
 	b.startScheduler(`{"candidates": 1}`)
 	asks := func(name corev1.ResourceName, amount string) func(*corev1.Pod) {
@@ -211,7 +211,7 @@ func TestScheduler_OtherResources(t *testing.T) {
 	must(t, b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "train-0", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	b.addPodOf("huge", workload.ClaimSpec("gpu.cleave.dev", 1), asks("hugepages-2Mi", "2Mi"))
 	b.running("huge")
-	b.addVolumeOn("scratch", "n03")
+	addVolumeOn(b, "scratch", "n03")
 	b.addPodOf("local", workload.ClaimSpec("gpu.cleave.dev", 1), func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "scratch"},
@@ -221,11 +221,11 @@ func TestScheduler_OtherResources(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"n03": 1}, b.nodesOf("local")); diff != "" {
 		t.Errorf("node of the pod with a local volume (-want +got):\n%s", diff)
 	}
-	b.unaided(10)
+	unaided(b, 10)
 }
 
 // addCapacity gives a node more resources, as JSON.
-func (b *bed) addCapacity(node, resources string) {
+func addCapacity(b *bed, node, resources string) {
 	b.t.Helper()
 	text := fmt.Sprintf(`{"status":{"capacity":%[1]s,"allocatable":%[1]s}}`, resources)
 	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{}, "status")))

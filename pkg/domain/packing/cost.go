@@ -74,7 +74,7 @@ func (s *State) Cost(uses []Use) Cost {
 		}
 		touched[g] = true
 		for _, b := range s.model.GPUs[g].Blocks {
-			if !blocks[b] && s.whole(b) {
+			if !blocks[b] && whole(s, b) {
 				c.Broken++
 			}
 			blocks[b] = true
@@ -89,7 +89,7 @@ func (s *State) Cost(uses []Use) Cost {
 }
 
 // whole reports whether a block has no allocations.
-func (s *State) whole(block int) bool {
+func whole(s *State, block int) bool {
 	for _, g := range s.model.byBlock[block] {
 		if s.Touched(g) {
 			return false

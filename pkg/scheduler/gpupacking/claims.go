@@ -34,7 +34,7 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		c.change(before.UID, func(s *claimState) { *s = claimState{} })
 	}
 	c.extendedChanged(before, after)
-	c.touch(before)
+	touch(c, before)
 	if after == nil {
 		return
 	}
@@ -42,11 +42,11 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
-	c.touch(after)
+	touch(c, after)
 }
 
 // touch tells of the nodes whose devices a claim has.
-func (c *cluster) touch(claim *resourceapi.ResourceClaim) {
+func touch(c *cluster, claim *resourceapi.ResourceClaim) {
 	for _, r := range results(claim) {
 		for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
 			c.changed(v.of)

@@ -47,7 +47,7 @@ func ruleFor(r *Result) *resourceapi.DeviceTaintRule {
 func (w *collisionWatch) mark(ctx context.Context, devices []Result) error {
 	for i := range devices {
 		rule := ruleFor(&devices[i])
-		if w.cluster.hasRule(rule.Name) {
+		if hasRule(w.cluster, rule.Name) {
 			continue
 		}
 		_, err := w.client.ResourceV1().DeviceTaintRules().Create(ctx, rule, metav1.CreateOptions{})
@@ -64,7 +64,7 @@ func (w *collisionWatch) mark(ctx context.Context, devices []Result) error {
 
 // unmark deletes the rules of devices that no claim has. Others are tried with the next change of the node.
 func (w *collisionWatch) unmark(ctx context.Context, node string) {
-	for _, rule := range w.cluster.spentRules() {
+	for _, rule := range spentRules(w.cluster) {
 		err := w.client.ResourceV1().DeviceTaintRules().Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &rule.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Delete a DeviceTaintRule", "rule", rule.Name)
@@ -73,20 +73,20 @@ func (w *collisionWatch) unmark(ctx context.Context, node string) {
 	}
 }
 
-func (c *cluster) hasRule(name string) bool {
+func hasRule(c *cluster, name string) bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.rules.applied[name] != nil
 }
 
 // spentRules are those of devices that no claim has.
-func (c *cluster) spentRules() (spent []*resourceapi.DeviceTaintRule) {
+func spentRules(c *cluster) (spent []*resourceapi.DeviceTaintRule) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.rules.applied)) {
 		rule := c.rules.applied[name]
 		if s := rule.Spec.DeviceSelector; rule.Labels[managedBy] == manager && rule.Spec.Taint.Key == doubledTaint && s != nil &&
-			s.Driver != nil && s.Pool != nil && s.Device != nil && !c.isAllocated(deviceKey{*s.Driver, *s.Pool, *s.Device}) {
+			s.Driver != nil && s.Pool != nil && s.Device != nil && !isAllocated(c, deviceKey{*s.Driver, *s.Pool, *s.Device}) {
 			spent = append(spent, rule)
 		}
 	}
@@ -94,7 +94,7 @@ func (c *cluster) spentRules() (spent []*resourceapi.DeviceTaintRule) {
 }
 
 // isAllocated reports whether a claim has a device.
-func (c *cluster) isAllocated(d deviceKey) bool {
+func isAllocated(c *cluster, d deviceKey) bool {
 	for uid := range c.users[poolKey{d.driver, d.pool}] {
 		if slices.ContainsFunc(c.allocated[uid].current(), func(r Result) bool { return keyOf(&r) == d }) {
 			return true

@@ -56,16 +56,16 @@ type collisions struct {
 	exceeded bool
 }
 
-// collisions looks at a node.
-func (c *cluster) collisions(node string, find podFinder, now time.Time) (found collisions) {
+// collisionsOn looks at a node.
+func collisionsOn(c *cluster, node string, find podFinder, now time.Time) (found collisions) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	for _, v := range c.views[node] {
 		c.refresh(v)
-		if v.node == nil || !v.state.Exceeded() {
+		if v.node == nil || !packing.Exceeded(v.state) {
 			continue
 		}
-		all := c.occupants(v, find, now)
+		all := occupantsOf(c, v, find, now)
 		found.doubled = append(found.doubled, doubled(all)...)
 		found.evict, found.exceeded = append(found.evict, v.collisions(all)...), true
 	}
@@ -95,9 +95,9 @@ type deviceKey struct{ driver, pool, device string }
 
 func keyOf(r *Result) deviceKey { return deviceKey{r.Driver, r.Pool, r.Device} }
 
-// occupants are the claims with devices of a view, in the order of their names. What this scheduler only assumes is left out: nobody
+// occupantsOf are the claims with devices of a view, in the order of their names. What this scheduler only assumes is left out: nobody
 // has prepared it.
-func (c *cluster) occupants(v *view, find podFinder, now time.Time) []*occupant {
+func occupantsOf(c *cluster, v *view, find podFinder, now time.Time) []*occupant {
 	var all []*occupant
 	for uid := range v.users(c) {
 		s := c.allocated[uid]
@@ -167,7 +167,7 @@ func (v *view) collisions(all []*occupant) (found []collision) {
 // nil where nothing is.
 func (v *view) inTheWay(o *occupant, all []*occupant) *occupant {
 	together := v.node.NewState()
-	if len(o.waiting) == 0 || together.Collides(o.waiting) {
+	if len(o.waiting) == 0 || packing.Collide(together, o.waiting) {
 		return nil // nothing else is to blame
 	}
 	for _, other := range all {
@@ -175,7 +175,7 @@ func (v *view) inTheWay(o *occupant, all []*occupant) *occupant {
 			continue
 		}
 		together.Allocate(other.prepared...)
-		if together.Collides(o.waiting) {
+		if packing.Collide(together, o.waiting) {
 			return other
 		}
 	}

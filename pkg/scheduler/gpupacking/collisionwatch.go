@@ -110,7 +110,7 @@ func (w *collisionWatch) next(now time.Time) (nodes []string, wait time.Duration
 
 // resolve evicts the pods of a node that have lost, and have been seen so for some time.
 func (w *collisionWatch) resolve(ctx context.Context, node string, now time.Time) {
-	found := w.cluster.collisions(node, w.find, now)
+	found := collisionsOn(w.cluster, node, w.find, now)
 	if found.exceeded {
 		w.lookAt(node, now.Add(collisionTimeout)) // what ends a collision, or lets a pod be evicted, may have no event
 	}

@@ -242,11 +242,11 @@ func TestPreFilter_Volumes(t *testing.T) {
 			}
 			core := b.informers.Core().V1()
 			for _, v := range all {
-				b.keep(core.PersistentVolumes().Informer().GetIndexer().Add(v))
+				kept(t, core.PersistentVolumes().Informer().GetIndexer().Add(v))
 			}
-			b.keep(core.PersistentVolumeClaims().Informer().GetIndexer().Add(claim))
+			kept(t, core.PersistentVolumeClaims().Informer().GetIndexer().Add(claim))
 			for _, s := range []*storagev1.StorageClass{classOf("local", noProvisioner), classOf("other", noProvisioner), classOf("csi", "csi.example.com")} {
-				b.keep(b.informers.Storage().V1().StorageClasses().Informer().GetIndexer().Add(s))
+				kept(t, b.informers.Storage().V1().StorageClasses().Informer().GetIndexer().Add(s))
 			}
 			pod := b.pod("x", "gpu")
 			pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -259,10 +259,10 @@ func TestPreFilter_Volumes(t *testing.T) {
 	}
 }
 
-// keep ends the test where a store does not keep an object.
-func (b *bed) keep(err error) {
-	b.t.Helper()
+// kept ends the test where a store does not keep an object.
+func kept(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 }

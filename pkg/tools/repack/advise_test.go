@@ -121,9 +121,9 @@ func TestAdvise_Kept(t *testing.T) {
 			r := &c.Status.Allocation.Devices
 			r.Results = append(r.Results, resourceapi.DeviceRequestAllocationResult{Driver: "net.example.com", Pool: "p", Device: "nic"})
 		}, OtherDriver, "its claim stray has devices of another driver"},
-		"constraint": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
-			c.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("a/b"))}}
-		}, Unpredictable, "claim with constraints"},
+		"all devices": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
+			c.Spec.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+		}, Unpredictable, "has the mode All"},
 		"class gone": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
 			c.Spec.Devices.Requests[0].Exactly.DeviceClassName = "gone"
 		},
