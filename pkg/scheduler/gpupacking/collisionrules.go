@@ -53,8 +53,8 @@ func (w *collisionWatch) mark(ctx context.Context, devices []Result) error {
 		_, err := w.client.ResourceV1().DeviceTaintRules().Create(ctx, rule, metav1.CreateOptions{})
 		switch {
 		case err == nil:
-			klog.FromContext(ctx).V(2).Info("A device was allocated twice; nobody else gets it", "device", klog.KRef(devices[i].Pool, devices[i].Device),
-				"driver", devices[i].Driver, "rule", rule.Name)
+			klog.FromContext(ctx).V(2).Info("A device was allocated twice; nobody else gets it", "rule", rule.Name,
+				"device", klog.KRef(devices[i].Pool, devices[i].Device), "driver", devices[i].Driver)
 		case !apierrors.IsAlreadyExists(err):
 			return fmt.Errorf("create DeviceTaintRule %s: %w", rule.Name, err)
 		}
@@ -65,7 +65,8 @@ func (w *collisionWatch) mark(ctx context.Context, devices []Result) error {
 // unmark deletes the rules of devices that no claim has. Others are tried with the next change of the node.
 func (w *collisionWatch) unmark(ctx context.Context, node string) {
 	for _, rule := range spentRules(w.cluster) {
-		err := w.client.ResourceV1().DeviceTaintRules().Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &rule.UID}})
+		same := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &rule.UID}}
+		err := w.client.ResourceV1().DeviceTaintRules().Delete(ctx, rule.Name, same)
 		if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Delete a DeviceTaintRule", "rule", rule.Name)
 			w.look(node)

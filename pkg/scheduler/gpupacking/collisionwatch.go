@@ -155,10 +155,12 @@ func (w *collisionWatch) find(namespace, name string, uid types.UID) *corev1.Pod
 func (w *collisionWatch) evict(ctx context.Context, node string, c *collision) error {
 	for _, known := range []*resourceapi.ResourceClaim{c.claim, c.with} {
 		now, err := w.client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
 			return fmt.Errorf("read claim %s: %w", klog.KObj(known), err)
-		}
-		if err != nil || now.ResourceVersion != known.ResourceVersion {
+		case now.ResourceVersion != known.ResourceVersion:
 			return nil // its event leads here again
 		}
 	}

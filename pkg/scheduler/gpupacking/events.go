@@ -23,18 +23,19 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 	const (
 		node  = framework.Add | framework.UpdateNodeLabel | framework.UpdateNodeTaint | framework.UpdateNodeAllocatable
 		every = framework.Add | framework.Update | framework.Delete
+		more  = framework.Add | framework.Update
 	)
 	return []framework.ClusterEventWithHint{
 		{Event: framework.ClusterEvent{Resource: framework.Node, ActionType: node}, QueueingHintFn: p.afterNode},
 		{Event: framework.ClusterEvent{Resource: framework.AssignedPod, ActionType: framework.Delete}, QueueingHintFn: p.afterPod},
 		{Event: framework.ClusterEvent{Resource: framework.ResourceClaim, ActionType: every}, QueueingHintFn: p.afterClaim},
 		{Event: framework.ClusterEvent{Resource: framework.ResourceSlice, ActionType: every}, QueueingHintFn: p.afterSlice},
-		{Event: framework.ClusterEvent{Resource: framework.DeviceClass, ActionType: framework.Add | framework.Update}},
+		{Event: framework.ClusterEvent{Resource: framework.DeviceClass, ActionType: more}},
 		{Event: framework.ClusterEvent{Resource: framework.TargetPod,
 			ActionType: framework.UpdatePodGeneratedResourceClaim | framework.UpdatePodToleration | framework.UpdatePodScaleDown}},
-		{Event: framework.ClusterEvent{Resource: framework.PersistentVolume, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
-		{Event: framework.ClusterEvent{Resource: framework.PersistentVolumeClaim, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
-		{Event: framework.ClusterEvent{Resource: framework.StorageClass, ActionType: framework.Add | framework.Update}, QueueingHintFn: afterVolume},
+		{Event: framework.ClusterEvent{Resource: framework.PersistentVolume, ActionType: more}, QueueingHintFn: afterVolume},
+		{Event: framework.ClusterEvent{Resource: framework.PersistentVolumeClaim, ActionType: more}, QueueingHintFn: afterVolume},
+		{Event: framework.ClusterEvent{Resource: framework.StorageClass, ActionType: more}, QueueingHintFn: afterVolume},
 	}, nil
 }
 

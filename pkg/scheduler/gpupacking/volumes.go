@@ -47,7 +47,8 @@ func newVolumeListers(all informers.SharedInformerFactory) volumeListers {
 // word.
 func (l *volumeListers) of(pod *corev1.Pod) (found volumes) {
 	for i := range pod.Spec.Volumes {
-		v, name := &pod.Spec.Volumes[i], ""
+		v := &pod.Spec.Volumes[i]
+		var name string
 		switch {
 		case v.PersistentVolumeClaim != nil:
 			name = v.PersistentVolumeClaim.ClaimName
@@ -110,8 +111,8 @@ func mayBind(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bo
 		return *m
 	}
 	has, wants := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	return mode(v.Spec.VolumeMode) == mode(claim.Spec.VolumeMode) && has.Cmp(wants) >= 0 &&
-		!slices.ContainsFunc(claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(v.Spec.AccessModes, m) })
+	lacks := func(m corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(v.Spec.AccessModes, m) }
+	return mode(v.Spec.VolumeMode) == mode(claim.Spec.VolumeMode) && has.Cmp(wants) >= 0 && !slices.ContainsFunc(claim.Spec.AccessModes, lacks)
 }
 
 // add adds those of a volume. It reports whether there is a limit.
