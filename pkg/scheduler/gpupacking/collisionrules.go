@@ -35,7 +35,9 @@ func ruleFor(r *Result) *resourceapi.DeviceTaintRule {
 		_, _ = io.WriteString(h, part+"/")
 	}
 	return &resourceapi.DeviceTaintRule{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cleave-allocated-twice-%016x", h.Sum64()), Labels: map[string]string{managedBy: manager}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("cleave-allocated-twice-%016x", h.Sum64()), Labels: map[string]string{managedBy: manager},
+		},
 		Spec: resourceapi.DeviceTaintRuleSpec{
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &r.Driver, Pool: &r.Pool, Device: &r.Device},
 			Taint:          resourceapi.DeviceTaint{Key: doubledTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule},
