@@ -143,12 +143,15 @@ var matrix = map[string]string{
 	"NVIDIA-compatible":     "nvidiaCompatible: true",
 	"consumable shares":     "nvidiaCompatible: true\nnvidiaConsumableShares: true",
 	"whole GPUs alone":      "nvidiaCompatible: true\npolicies: {default: {rules: [{tiers: [exclusive]}]}}",
-	"webhook":               "webhook: {enabled: true}",
+	"webhook":               "webhook: {enabled: true, tls: {from: cert-manager}}",
 	"webhook, own secret":   "webhook: {enabled: true, replicas: 1, failurePolicy: Fail, tls: {from: secret, secretName: mine, caBundle: aGVsbG8=}, tolerations: [{operator: Exists}]}",
 	"scheduler":             "scheduler: {enabled: true}",
 	"scheduler, set":        "nvidiaCompatible: true\nscheduler: {enabled: true, name: default-scheduler, replicas: 1, strategy: spread, strategies: {timeslice.cleave.dev: pack}, candidates: 8, image: {repository: r/s, tag: v2}, hostNetwork: true, port: 10300, tolerations: [{operator: Exists}]}",
-	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443}",
+	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443, tls: {from: secret}}",
 	"dashboard":             "dashboard: {enabled: true}",
+	"OpenShift":             "openshift: {enabled: true}\nscheduler: {enabled: true}\ndashboard: {enabled: true}",
+	"GKE":                   "resourceQuota: {enabled: true, pods: 200}\nscheduler: {enabled: true}\nmps: {enabled: false}",
+	"pods elsewhere":        "scheduler: {enabled: true, affinity: {podAntiAffinity: {}}, podLabels: {a: b}}\ndashboard: {enabled: true, nodeSelector: {pool: tools}, podAnnotations: {a: b}}\nplugin: {podLabels: {a: b}, podAnnotations: {c: d}}",
 	"dashboard for some":    "dashboard: {enabled: true, port: 9090, allowFrom: [{podSelector: {matchLabels: {app: ingress}}}], allowedHosts: [gpus.example.com], env: [{name: A, value: b}], tolerations: [{operator: Exists}]}\nnetworkPolicy: {apiServerPorts: [6443]}",
 	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migTimeSlice: {enabled: false}, migMPS: {enabled: false}, migProfiles: {enabled: false}}",
 	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",
@@ -372,26 +375,6 @@ func TestChart_KubeVersion(t *testing.T) {
 		_, err := helm(t, tt.values, "template", "cleave", chartDir, "--kube-version", tt.release)
 		if (tt.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tt.refused) {
 			t.Errorf("%s with %q: got %v, want the error %q", tt.release, tt.values, err, tt.refused)
-		}
-	}
-}
-
-func TestManifests_UpToDate(t *testing.T) {
-	for file, args := range map[string][]string{
-		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
-	} {
-		text, err := helm(t, "", append([]string{"template", "cleave", chartDir, "--namespace", namespace}, args...)...)
-		must(t, err)
-		want, err := decode(text)
-		must(t, err)
-		data := readFile(t, filepath.Join(manifestDir, file))
-		got, err := decode(string(data))
-		must(t, err)
-		if len(got) > 0 && got[0].GetKind() == "Namespace" {
-			got = got[1:]
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", file, diff)
 		}
 	}
 }
