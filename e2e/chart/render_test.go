@@ -124,7 +124,7 @@ func kindsAndNames(objects []*unstructured.Unstructured) []string {
 }
 
 // matrix is the chart's values in many ways, each accepted. Tests with a cluster hand the outcome to a real API server.
-var matrix = map[string]string{
+var matrix = withPlatforms(map[string]string{
 	"defaults":              "",
 	"capabilities":          "plugin: {privileged: false, runtimeClassName: nvidia}",
 	"driver on the host":    "driver: {root: /, hostDirectories: [/usr]}",
@@ -181,7 +181,7 @@ mps:
   extraVolumes: [{name: more, emptyDir: {}}]
   extraVolumeMounts: [{name: more, mountPath: /more}]
 `,
-}
+})
 
 func TestChart_Lint(t *testing.T) {
 	for name, values := range matrix {
