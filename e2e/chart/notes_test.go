@@ -148,8 +148,8 @@ func TestNotes(t *testing.T) {
 
 // TestNotes_FirstPod: what the notes have people create is right for the API server.
 func TestNotes_FirstPod(t *testing.T) {
-	_, notes, _ := strings.Cut(dryRun(t, apiServer(t, nil), ""), "kubectl create -f - <<'YAML'\n")
-	text, _, _ := strings.Cut(notes, "  YAML\n")
+	_, notes, _ := strings.Cut(dryRun(t, apiServer(t, nil), ""), "and create it:\n")
+	text, _, _ := strings.Cut(notes, "\nPartitions and shares: ")
 	var lines []string
 	for line := range strings.Lines(text) {
 		lines = append(lines, strings.TrimPrefix(line, "  "))
