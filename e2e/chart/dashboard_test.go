@@ -26,7 +26,7 @@ const dashboardName = "cleave-dashboard"
 
 // The dashboard can do nothing but read, and reaches nothing of the host.
 func TestDashboard_Privileges(t *testing.T) {
-	const on, withoutPods = "dashboard: {enabled: true}", "dashboard: {enabled: true, pods: false}"
+	const on, withoutPods = "dashboard: {enabled: true, pods: true}", "dashboard: {enabled: true}"
 	for _, rule := range typed[rbacv1.ClusterRole](t, mustRender(t, withoutPods), "ClusterRole", dashboardName).Rules {
 		if slices.Contains(rule.Resources, "pods") {
 			t.Errorf("it may %s pods", rule.Verbs)
@@ -64,7 +64,7 @@ func TestDashboard_OnCluster(t *testing.T) {
 	defer removeAfterFailure(t)
 	must(t, release.ImportDashboard(ctx, env.cluster, source))
 	installedWith(t, ctx, env.values(false)+fmt.Sprintf(`
-dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}
+dashboard: {enabled: true, pods: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}
 `, cluster.PodGateway, env.api.Port))
 	workload.RunSteps(t, 2*timeout, diagnosis, []workload.Step{
 		{Name: "claims on pages", Run: dashboardShows},

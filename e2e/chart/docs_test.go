@@ -5,6 +5,7 @@ package chart
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,9 @@ import (
 const (
 	valuesDoc   = "../../docs/values.md"
 	securityDoc = "../../docs/security.md"
+
+	// chartReadme is what "helm show readme" and registries show.
+	chartReadme = chartDir + "/README.md"
 
 	valuesHead = "# Chart values\n\nFor admins. Written by `make manifests` from `deployments/helm/cleave/values.yaml`. Misspelled values are rejected.\n\n"
 )
@@ -89,9 +93,30 @@ func TestValues_DocumentedInSchema(t *testing.T) {
 	}
 }
 
+// chartHead is the README of the chart up to its values. It is read where the repository is not: its links are absolute.
+const chartHead = `# Cleave
+
+A Kubernetes DRA driver for NVIDIA GPUs: whole GPUs, MIG partitions on demand, time-sliced and MPS shares.
+
+` + "```" + `
+helm install cleave deployments/helm/cleave --namespace cleave-system --create-namespace
+helm test cleave --namespace cleave-system
+` + "```" + `
+
+- [Install](https://github.com/cleave-dra/cleave/blob/main/docs/install.md), with requirements and where the images come from
+- [Platforms](https://github.com/cleave-dra/cleave/blob/main/docs/platforms.md): values for GKE, EKS, AKS, OpenShift, Talos and others
+- [Upgrade](https://github.com/cleave-dra/cleave/blob/main/docs/upgrade.md),
+  [security](https://github.com/cleave-dra/cleave/blob/main/docs/security.md),
+  [troubleshooting](https://github.com/cleave-dra/cleave/blob/main/docs/troubleshooting.md)
+
+## Values
+
+Written by ` + "`make manifests` from `values.yaml`" + `. Misspelled values are rejected.
+
+`
+
 func TestValues_ListedInDocs(t *testing.T) {
 	var table strings.Builder
-	table.WriteString(valuesHead)
 	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
 	for _, v := range documentedValues(t) {
 		fallback := "`" + v.fallback + "`"
@@ -100,12 +125,40 @@ func TestValues_ListedInDocs(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", v.path, fallback, strings.ReplaceAll(v.text, "|", `\|`))
 	}
-	if os.Getenv("UPDATE_DOCS") == "1" {
-		must(t, os.WriteFile(valuesDoc, []byte(table.String()), 0o644))
-		return
+	for file, head := range map[string]string{valuesDoc: valuesHead, chartReadme: chartHead} {
+		want := head + table.String()
+		if os.Getenv("UPDATE_DOCS") == "1" {
+			must(t, os.WriteFile(file, []byte(want), 0o644))
+			continue
+		}
+		if diff := cmp.Diff(want, string(readFile(t, file))); diff != "" {
+			t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", file, diff)
+		}
 	}
-	got := readFile(t, valuesDoc)
-	if diff := cmp.Diff(table.String(), string(got)); diff != "" {
-		t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", valuesDoc, diff)
+}
+
+func TestManifests_UpToDate(t *testing.T) {
+	for file, args := range map[string][]string{
+		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
+	} {
+		text, err := helm(t, "", append([]string{"template", "cleave", chartDir, "--namespace", namespace}, args...)...)
+		must(t, err)
+		want, err := decode(text)
+		must(t, err)
+		for _, o := range want { // Helm does not manage what kubectl applies
+			l := o.GetLabels()
+			delete(l, "app.kubernetes.io/managed-by")
+			delete(l, "helm.sh/chart")
+			o.SetLabels(l)
+		}
+		data := readFile(t, filepath.Join(manifestDir, file))
+		got, err := decode(string(data))
+		must(t, err)
+		if len(got) > 0 && got[0].GetKind() == "Namespace" {
+			got = got[1:]
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", file, diff)
+		}
 	}
 }

@@ -195,7 +195,7 @@ func TestPrivileges_Roles(t *testing.T) {
 // Whoever reaches the metrics learns names of tenants: the peers are as the values say, and nothing else is let in.
 func TestRender_MetricsPeers(t *testing.T) {
 	for values, want := range map[string]string{
-		"": "[map[ports:[map[port:metrics protocol:TCP]]]]",
+		"": "<nil>",
 		"metrics: {allowFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}": "[map[from:[map[namespaceSelector:map[matchLabels:map[kubernetes.io/metadata.name:monitoring]]]] ports:[map[port:metrics protocol:TCP]]]]",
 	} {
 		spec, _, err := unstructured.NestedMap(find(mustRender(t, values), "NetworkPolicy", "cleave-plugin").Object, "spec")

@@ -2,12 +2,14 @@
 {{- define "cleave.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains .Chart.Name .Release.Name -}}
+{{- else if contains (include "cleave.name" .) .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "cleave.name" .) | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
+
+{{- define "cleave.name" -}}{{ .Values.nameOverride | default .Chart.Name }}{{- end -}}
 
 {{/* The DRA driver. */}}
 {{- define "cleave.driver" -}}{{ ternary "gpu.nvidia.com" "gpu.cleave.dev" .Values.nvidiaCompatible }}{{- end -}}
@@ -16,13 +18,68 @@
 {{- define "cleave.otherDriver" -}}{{ ternary "gpu.cleave.dev" "gpu.nvidia.com" .Values.nvidiaCompatible }}{{- end -}}
 
 {{- define "cleave.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "cleave.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "cleave.labels" -}}
 {{ include "cleave.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/*
+Labels and annotations of a component's pods, the values' included: a dict with root, component, values, and the chart's own
+annotations. By the chart's own labels its objects find the pods, so that others cannot take their place. The version of the chart is
+not among them: pods are the same for another one.
+*/}}
+{{- define "cleave.podMetadata" -}}
+{{- $own := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/component" .component -}}
+labels:
+  {{- merge (include "cleave.selector" .root | fromYaml) $own .values.podLabels | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the pods of a component run that is not on each GPU node: a dict with root, component, values, and required, whether no two
+of them may be on one node. */}}
+{{- define "cleave.elsewhere" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels"
+      (merge (dict "app.kubernetes.io/component" .component) (include "cleave.selector" .root | fromYaml))) -}}
+{{- $apart := dict -}}
+{{- if .required -}}
+{{- $apart = dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term) -}}
+{{- else if hasKey .values "replicas" -}}
+{{- $apart = dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term)) -}}
+{{- end -}}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with merge (dict) (deepCopy .values.affinity) (ternary (dict "podAntiAffinity" $apart) (dict) (gt (len $apart) 0)) }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The user of pods without privileges. OpenShift chooses one for each namespace, and refuses others. */}}
+{{- define "cleave.user" -}}
+runAsNonRoot: true
+{{- if not .Values.openshift.enabled }}
+runAsUser: 65532
+runAsGroup: 65532
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
 {{- define "cleave.image" -}}

@@ -66,6 +66,10 @@ docs/decisions/policy-schema.md.
 {{- define "cleave.policyProblems" -}}
 {{- $schema := .Files.Get "files/nodepolicy.schema.json" | fromJson -}}
 {{- range $name, $policy := .Values.policies }}
+{{- /* Not in values.schema.json: Helm reports names of properties at the path of another value. */}}
+{{- if or (eq $name "built-in") (gt (len $name) 63) (not (regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$" $name)) }}
+policies.{{ $name }}: must be named by lower case letters, digits, "-" and ".", at most 63, and not "built-in"
+{{- end }}
 {{- $documents := list $policy }}
 {{- if kindIs "string" $policy }}
 {{- $documents = list }}
