@@ -113,8 +113,7 @@ func TestPreFilter_SeveralDrivers(t *testing.T) {
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"},
 		})
 	}
-	state, got := b.preFilter(b.pod("x", "1g.12gb", withNIC))
-	if got != "n2 n3" {
+	if _, got := b.preFilter(b.pod("x", "1g.12gb", withNIC)); got != "n2 n3" {
 		t.Fatalf("got %s, want the nodes with NICs", got)
 	}
 	b.pod("holder", "1g.12gb")
@@ -123,7 +122,8 @@ func TestPreFilter_SeveralDrivers(t *testing.T) {
 	}}
 	b.pending[b.claims["holder"].UID] = b.claims["holder"].Status.Allocation
 	b.store("holder")
-	if state, got = b.preFilter(b.pod("x", "1g.12gb", withNIC)); got != "n3" {
+	state, got := b.preFilter(b.pod("x", "1g.12gb", withNIC))
+	if got != "n3" {
 		t.Errorf("got %s, want the node whose NIC is free", got)
 	}
 	if cost := read(state).costs["n3"]; cost.Lost == 0 {
