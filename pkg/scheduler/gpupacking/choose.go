@@ -158,7 +158,7 @@ type prediction struct {
 	parts, short []*view
 }
 
-// planOn predicts a demand on a node, or says why the measure has no say. Devices of one driver decide. Others that are asked for with
+// planOn predicts a demand on a node, or says why the measure has no say. Devices of one driver decide. Others that are requested with
 // them, such as NICs, must have room there, too. What constraints say of both is left to the allocator.
 func (c *cluster) planOn(ctx context.Context, name string, q query) (found prediction, passed string) {
 	var requests, local uint64

@@ -28,7 +28,7 @@ type places struct {
 // (https://kubernetes.io/docs/concepts/storage/storage-classes/#local).
 const noProvisioner = "kubernetes.io/no-provisioner"
 
-// volumeListers are what volumes are read from. They are asked for before the informers start.
+// volumeListers are what volumes are read from. They are made before the informers start.
 type volumeListers struct {
 	claims  corelisters.PersistentVolumeClaimLister
 	volumes corelisters.PersistentVolumeLister

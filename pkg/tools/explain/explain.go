@@ -64,7 +64,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	e.Notes = append(append(slices.Clip(e.Notes), s.foreignParameters()...), q.unknownScheduler(c.Running)...)
 	e.Causes = fixed.finish(0)
 	if e.State == Refused {
-		e.Outlook, e.Limits = s.foresee(ctx, e)
+		e.Outlook, e.Limits = s.outlookOf(ctx, e)
 		if e.Outlook == Never {
 			s.explainNames(e)
 		}

@@ -90,8 +90,8 @@ func (s *search) outlook(ctx context.Context) (Outlook, []Cause) {
 	return Never, p.limits(where)
 }
 
-// foresee is the outlook of what is refused. What does not exist, or fails on any node, does not get better by waiting.
-func (s *search) foresee(ctx context.Context, e *Explanation) (Outlook, []Cause) {
+// outlookOf is the outlook of what is refused. What does not exist, or fails on any node, does not get better by waiting.
+func (s *search) outlookOf(ctx context.Context, e *Explanation) (Outlook, []Cause) {
 	wrong := func(c Cause) bool { return c.Kind == ClassMissing || c.Kind == Invalid }
 	switch {
 	case slices.ContainsFunc(e.Causes, wrong):
