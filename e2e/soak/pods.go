@@ -111,7 +111,7 @@ func (c *churn) give(what map[resource]int) {
 func (c *churn) pass(ctx context.Context, p Pod) {
 	name := fmt.Sprintf("pod-%05d-%s", p.Index, p.Shape.Name)
 	if p.Shape.Group == 0 {
-		if c.passPod(ctx, p, name, "") {
+		if c.passPod(ctx, p, p.Shape.manifest(name, "")) {
 			c.report.claimsHad(len(p.Shape.Claims))
 		}
 		return
@@ -128,7 +128,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 		member := p
 		member.Hold *= time.Duration(i + 1) // they go one after the other
 		pods.Go(func() {
-			if c.passPod(ctx, member, fmt.Sprintf("%s-%d", name, i), name) {
+			if c.passPod(ctx, member, p.Shape.manifest(fmt.Sprintf("%s-%d", name, i), name)) {
 				ran.Store(true)
 			}
 		})
@@ -145,10 +145,10 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 }
 
 // passPod is the life of a pod, which may be one of a PodGroup. It reports whether the pod ran.
-func (c *churn) passPod(ctx context.Context, p Pod, name, group string) (ran bool) {
-	created := time.Now()
+func (c *churn) passPod(ctx context.Context, p Pod, manifest *corev1.Pod) (ran bool) {
+	created, name := time.Now(), manifest.Name
 	c.report.podCreated()
-	err := c.bed.run(ctx, c.pods, p.Shape.manifest(name, group), podTimeout)
+	err := c.bed.run(ctx, c.pods, manifest, podTimeout)
 	switch {
 	case ctx.Err() != nil:
 		return false
@@ -196,10 +196,28 @@ func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name strin
 	return b.run(ctx, pods, shape.manifest(name, ""), timeout)
 }
 
-// run is runPod for a pod as it is.
+// run is runPod for a pod as it is. As its controller it makes the pod again where that is evicted before it runs, and notes that:
+// the history has to say why.
 func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	manifest.OwnerReferences = []metav1.OwnerReference{b.owner}
+	for {
+		err := b.runOnce(ctx, pods, manifest)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, errGone) {
+			return fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), manifest.Name))
+		}
+	}
+}
+
+// errGone is that a pod is gone that nobody of the soak has deleted.
+var errGone = errors.New("it is gone")
+
+// runOnce creates a pod and waits until it runs.
+func (b *bed) runOnce(ctx context.Context, pods *podList, manifest *corev1.Pod) error {
 	name := manifest.Name
 	err := persist(ctx, "create the pod", func(ctx context.Context) error {
 		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, manifest, metav1.CreateOptions{})
@@ -211,26 +229,27 @@ func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, time
 	if err != nil {
 		return err
 	}
-	seen := false
-	err = workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
+	var seen *corev1.Pod
+	return workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
 		pod := pods.get(name)
-		if pod == nil && seen {
-			return false, "", fmt.Errorf("%w: it is gone", errEnded)
+		if seen != nil && (pod == nil || pod.UID != seen.UID) {
+			pods.lose(seen)
+			return false, "", errGone
 		} else if pod == nil {
 			return false, "not there", nil
 		}
-		seen = true
+		seen = pod
 		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 			return false, "", fmt.Errorf("%w: %s", errEnded, describe(pod))
 		}
-		running := pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
-			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
-		return running, describe(pod), nil
+		return isRunning(pod), describe(pod), nil
 	})
-	if err != nil {
-		err = fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), name))
-	}
-	return err
+}
+
+// isRunning reports whether all containers of a pod run.
+func isRunning(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
+		!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
 }
 
 // endPod deletes a pod and waits until it is gone.
@@ -307,6 +326,8 @@ type podList struct {
 	mu     sync.Mutex
 	byName map[string]*corev1.Pod
 	rounds int
+	// lost are pods that are gone, and that nobody of the soak has deleted.
+	lost []*corev1.Pod
 }
 
 // watch looks at the pods until ctx ends. While the API server is away the last look stands.
@@ -336,6 +357,13 @@ func (l *podList) get(name string) *corev1.Pod {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.byName[name]
+}
+
+// lose notes that a pod is gone, and that nobody of the soak has deleted it.
+func (l *podList) lose(pod *corev1.Pod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = append(l.lost, pod)
 }
 
 // round counts the looks.

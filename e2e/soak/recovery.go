@@ -22,8 +22,8 @@ const (
 	taintUnhealthy = nodeslices.TaintUnhealthy
 )
 
-// recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims runs.
-func (f *faults) recover(outer context.Context) error {
+// recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims of a scheduler runs.
+func (f *faults) recover(outer context.Context, scheduler string) error {
 	ctx, cancel := context.WithTimeout(outer, recoverTimeout)
 	defer cancel()
 	if err := f.waitPrograms(ctx); err != nil {
@@ -32,7 +32,7 @@ func (f *faults) recover(outer context.Context) error {
 	if err := f.waitDevices(ctx, f.want); err != nil {
 		return err
 	}
-	return f.probe(ctx, outer)
+	return f.probe(ctx, outer, scheduler)
 }
 
 // waitPrograms waits until one process of each program runs, and none of those that were killed.
@@ -51,11 +51,11 @@ func (f *faults) waitPrograms(ctx context.Context) error {
 }
 
 // probe runs a pod with claims. It goes alongside what follows.
-func (f *faults) probe(ctx, outer context.Context) error {
+func (f *faults) probe(ctx, outer context.Context, scheduler string) error {
 	f.probes++
 	name := fmt.Sprintf("probe-%05d", f.probes)
 	f.report.podCreated()
-	err := f.bed.runPod(ctx, f.pods, probe(), name, recoverTimeout)
+	err := f.bed.run(ctx, f.pods, probe().queued(name, scheduler, steady), recoverTimeout)
 	f.ending.Go(func() {
 		if err := f.bed.endPod(outer, f.pods, name, false); err != nil && outer.Err() == nil {
 			f.report.violation("pod", "%s: %v", name, err)
