@@ -77,7 +77,10 @@ func (c *checker) waits(a *allocation) (waits span, ok bool) {
 }
 
 func (c *checker) checkKeptBy(a *allocation, waits span, other *claim, t *tenure, d *disturbances) *Violation {
-	until := min(waits.to, t.release.from, c.end)
+	from, until := max(waits.from, t.acquire.to), min(waits.to, t.release.from, c.end)
+	if from >= until || until <= d.deadline(from) || !c.collide(a.devices, other.owned(t)) {
+		return nil
+	}
 	var users []string
 	for _, e := range other.seen {
 		users = append(users, e.Fact.(Claim).Pods...)
@@ -85,8 +88,7 @@ func (c *checker) checkKeptBy(a *allocation, waits span, other *claim, t *tenure
 	if pods, known := c.podsOf(users); known {
 		until = min(until, endOf(pods))
 	}
-	from := max(waits.from, t.acquire.to)
-	if from >= until || until <= d.deadline(from) || !c.collide(a.devices, other.owned(t)) {
+	if until <= d.deadline(from) {
 		return nil
 	}
 	return &Violation{Rule: RuleCollision, Events: []Event{a.began, *t.prepared.returned}, Text: fmt.Sprintf(

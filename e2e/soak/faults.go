@@ -199,7 +199,7 @@ func (f *faults) pausing(c cluster.Component) injector {
 // killDaemon ends the MPS daemons, of which there is one at least: that of a pod that is there for it.
 func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error) {
 	name := fmt.Sprintf("victim-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}, name, podTimeout); err != nil {
+	if err := f.bed.run(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}.manifest(name, ""), podTimeout); err != nil {
 		return time.Time{}, err
 	}
 	from := time.Now()

@@ -53,7 +53,9 @@ func (t *tally) check(r *history.Recorder, pods *podList, podGroups bool) error 
 		return err
 	}
 	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups, Restarts: []string{string(OurSchedulerKilled)}}
-	for _, k := range []Kind{SchedulerKilled, SchedulerStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled, ClockJumped, ClaimsHeld} {
+	for _, k := range []Kind{
+		SchedulerKilled, SchedulerStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled, ClockJumped, ClaimsHeld,
+	} {
 		limits.Aside = append(limits.Aside, string(k))
 	}
 	for _, k := range []Kind{PolicySwitched, PolicyAtPrepare, DiskFull, GatesOff} {

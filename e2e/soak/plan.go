@@ -54,7 +54,8 @@ const (
 var round = []Kind{
 	PluginKilled, PluginKilled, PluginKilled, PluginKilled, PluginStopped, PluginStopped, SupervisorKilled, SupervisorKilled,
 	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
-	SchedulerStopped, OurSchedulerKilled, OurSchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
+	SchedulerStopped, OurSchedulerKilled, OurSchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow,
+	APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
 	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, PolicyAtPrepare, RecordsCorrupted, NodeRecreated,
 	ClaimsHeld, GatesOff, ContainerHangs, ReleaseUpgraded, ReleaseRolledBack,
 }
@@ -110,8 +111,9 @@ const (
 var lasts = map[Kind][2]time.Duration{
 	PluginStopped: {1 * time.Second, 6 * time.Second}, SupervisorStopped: {1 * time.Second, 6 * time.Second},
 	KubeletStopped: {1 * time.Second, 5 * time.Second}, ContainerdStopped: {1 * time.Second, 5 * time.Second},
-	SchedulerStopped: {1 * time.Second, 4 * time.Second}, OurSchedulerStopped: {1 * time.Second, 20 * time.Second}, APIServerStopped: {2 * time.Second, 5 * time.Second},
-	APIServerSlow: {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
+	SchedulerStopped: {1 * time.Second, 4 * time.Second}, OurSchedulerStopped: {1 * time.Second, 20 * time.Second},
+	APIServerStopped: {2 * time.Second, 5 * time.Second},
+	APIServerSlow:    {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
 	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},

@@ -191,13 +191,8 @@ func ran(t *corev1.ContainerStateTerminated) bool {
 	return t != nil && (t.Reason != "StartError" || !strings.Contains(t.Message, "context canceled"))
 }
 
-// runPod creates a pod of a shape, with claims of its own, and waits until it runs. The error is errEnded if it cannot any more.
-func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, timeout time.Duration) error {
-	return b.run(ctx, pods, shape.manifest(name, ""), timeout)
-}
-
-// run is runPod for a pod as it is. As its controller it makes the pod again where that is evicted before it runs, and notes that:
-// the history has to say why.
+// run creates a pod and waits until it runs. The error is errEnded if it cannot any more. As its controller it makes the pod again where
+// that is evicted before, and notes that: the history has to say why.
 func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
