@@ -70,11 +70,12 @@ func (f *faults) one(ctx context.Context, fault Fault) error {
 	if err != nil {
 		return err
 	}
-	if err := f.recover(ctx, fault.Kind.probedBy()); err != nil {
+	lost, err := f.recover(ctx, fault.Kind.probedBy())
+	if err != nil {
 		return err
 	}
 	f.note(fault, history.FaultRecovered)
-	f.report.recovered(fault, time.Since(from))
+	f.report.recovered(fault, time.Since(from)-lost)
 	return nil
 }
 

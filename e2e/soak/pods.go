@@ -194,16 +194,24 @@ func ran(t *corev1.ContainerStateTerminated) bool {
 // run creates a pod and waits until it runs. The error is errEnded if it cannot any more. As its controller it makes the pod again where
 // that is evicted before, and notes that: the history has to say why.
 func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
+	_, err := b.runAgain(ctx, pods, manifest, timeout)
+	return err
+}
+
+// runAgain is run, and returns the time that passed before the pod was made for the last time.
+func (b *bed) runAgain(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) (lost time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	manifest.OwnerReferences = []metav1.OwnerReference{b.owner}
+	began := time.Now()
 	for {
+		last := time.Now()
 		err := b.runOnce(ctx, pods, manifest)
 		if err == nil {
-			return nil
+			return last.Sub(began), nil
 		}
 		if !errors.Is(err, errGone) {
-			return fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), manifest.Name))
+			return 0, fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), manifest.Name))
 		}
 	}
 }
@@ -234,7 +242,8 @@ func (b *bed) runOnce(ctx context.Context, pods *podList, manifest *corev1.Pod) 
 			return false, "not there", nil
 		}
 		seen = pod
-		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		over := pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
+		if over && pod.DeletionTimestamp == nil { // else it is so on its way out, which the soak did not ask for
 			return false, "", fmt.Errorf("%w: %s", errEnded, describe(pod))
 		}
 		return isRunning(pod), describe(pod), nil

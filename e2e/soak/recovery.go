@@ -23,14 +23,15 @@ const (
 )
 
 // recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims of a scheduler runs.
-func (f *faults) recover(outer context.Context, scheduler string) error {
+// It returns the time that was lost as the pod was evicted, which says nothing of the node.
+func (f *faults) recover(outer context.Context, scheduler string) (lost time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(outer, recoverTimeout)
 	defer cancel()
 	if err := f.waitPrograms(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	if err := f.waitDevices(ctx, f.want); err != nil {
-		return err
+		return 0, err
 	}
 	return f.probe(ctx, outer, scheduler)
 }
@@ -51,21 +52,21 @@ func (f *faults) waitPrograms(ctx context.Context) error {
 }
 
 // probe runs a pod with claims. It goes alongside what follows.
-func (f *faults) probe(ctx, outer context.Context, scheduler string) error {
+func (f *faults) probe(ctx, outer context.Context, scheduler string) (lost time.Duration, err error) {
 	f.probes++
 	name := fmt.Sprintf("probe-%05d", f.probes)
 	f.report.podCreated()
-	err := f.bed.run(ctx, f.pods, probe().queued(name, scheduler, steady), recoverTimeout)
+	lost, err = f.bed.runAgain(ctx, f.pods, probe().queued(name, scheduler, steady), recoverTimeout)
 	f.ending.Go(func() {
 		if err := f.bed.endPod(outer, f.pods, name, false); err != nil && outer.Err() == nil {
 			f.report.violation("pod", "%s: %v", name, err)
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	f.report.claimsHad(len(probe().Claims))
-	return nil
+	return lost, nil
 }
 
 // waitDevices waits until the node publishes just these devices, without taints.

@@ -17,9 +17,10 @@ import (
 const (
 	// rivalsEach is how many rivals each scheduler has at once. All together take less than a GPU: the one that room leaves.
 	rivalsEach = 3
-	// rivalsStay is how long they keep their devices at least and at most. A collision is ended after some 17 seconds, so most do not end
-	// by themselves before.
-	rivalsLeast, rivalsMost = 10 * time.Second, 40 * time.Second
+	// rivalsLeast and rivalsMost are how long they keep their devices. A collision is ended after some 17 seconds, so half of them do not
+	// end by themselves. For longer, others would wait: once a pod is evicted, schedulers count its devices as free, though the other has
+	// them (allocateddevices.go of kube-scheduler 1.37 has a set), and give them away again.
+	rivalsLeast, rivalsMost = 10 * time.Second, 25 * time.Second
 )
 
 // rivals lets small pods of both schedulers arrive at once, again and again, until more ends. The schedulers do not see each other's

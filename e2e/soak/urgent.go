@@ -18,6 +18,8 @@ const (
 	// fillSettled is for how long no more of them start once the GPUs are full, and fillTimeout bounds the time until then. Others wait
 	// meanwhile.
 	fillSettled, fillTimeout = 2 * time.Second, 15 * time.Second
+	// fillersStay bounds for how long others wait for those: as long as the longest of the rivals.
+	fillersStay = rivalsMost
 	// urgentStays is how long one keeps its devices at most.
 	urgentStays = 2 * time.Second
 	// urgentLeast and urgentMost are for how long there is none, and others have the GPUs.
@@ -42,7 +44,7 @@ func (c *churn) urgentPods(ctx, more context.Context) {
 func (c *churn) urgentPod(ctx, more context.Context, index int) {
 	r := c.plan.random(streamUrgent, index)
 	prefix := fmt.Sprintf("filler-%05d-", index)
-	full, end := context.WithCancel(ctx)
+	full, end := context.WithTimeout(ctx, fillersStay)
 	var filling sync.WaitGroup
 	defer filling.Wait()
 	defer end()
