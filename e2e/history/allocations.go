@@ -18,8 +18,8 @@ type allocation struct {
 	pods    []string
 }
 
-// allocations of a claim, the first one first.
-func (c *checker) allocations(cl *claim) []allocation {
+// allocations of a claim, the first one first, in a history that ends at a time.
+func (cl *claim) allocations(end time.Duration) []allocation {
 	var all []allocation
 	now := -1
 	for _, e := range cl.seen {
@@ -32,7 +32,7 @@ func (c *checker) allocations(cl *claim) []allocation {
 		}
 		if now < 0 {
 			own := slices.DeleteFunc(slices.Clone(f.Devices), func(a Allocated) bool { return a.Admin })
-			all, now = append(all, allocation{span: span{e.At, c.end}, claim: cl, began: e, devices: own}), len(all)
+			all, now = append(all, allocation{span: span{e.At, end}, claim: cl, began: e, devices: own}), len(all)
 		}
 		for _, uid := range f.Pods {
 			if !slices.Contains(all[now].pods, uid) {
@@ -54,11 +54,11 @@ func (a *allocation) names() []string {
 	return names
 }
 
-// allAllocations are those of all claims with devices of their own.
-func (c *checker) allAllocations() []allocation {
+// allocationsOf are those of all claims that have devices of their own.
+func allocationsOf(c *checker) []allocation {
 	var all []allocation
 	for _, cl := range c.claims {
-		for _, a := range c.allocations(cl) {
+		for _, a := range cl.allocations(c.end) {
 			if len(a.devices) > 0 {
 				all = append(all, a)
 			}
@@ -84,16 +84,6 @@ func (u units) collide(a, b []Allocated) bool {
 		}
 	}
 	return false
-}
-
-// podsOf are the pods of a claim as far as they are known.
-func (c *checker) podsOf(uids []string) (known []*pod, all bool) {
-	for _, uid := range uids {
-		if p := c.podByUID[uid]; p != nil {
-			known = append(known, p)
-		}
-	}
-	return known, len(known) == len(uids) && len(uids) > 0
 }
 
 // endOf is when the last of some pods is deleted or evicted; never if one is not.

@@ -118,8 +118,7 @@ type checker struct {
 	// partitions in the order in which they were created.
 	partitions []*partition
 	containers []run
-	pods       []*pod // in the order in which they were created
-	podByUID   map[string]*pod
+	pods       pods
 	modes      []Event // of Hardware that changes a MIG mode or a compute mode
 	served     []Event // of Hardware that begins to serve a program of a pod by MPS
 	// hardware: changes of it were recorded.
@@ -152,7 +151,7 @@ func newChecker(h History, limits Limits) *checker {
 	c.readClaims(h.Events)
 	c.readPartitions(h.Events)
 	c.readContainers(h.Events)
-	c.readPods(h.Events)
+	c.pods = readPods(h.Events, c.containers)
 	c.disturbances = readDisturbances(h, limits.Release)
 	c.absences = readAbsences(h.Events, c.end)
 	c.withdrawing = readDisturbances(h, limits.Release, limits.Withdrawing...)

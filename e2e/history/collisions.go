@@ -20,7 +20,7 @@ func checkCollisions(c *checker, h History) []Violation {
 func checkStartedEvicted(c *checker, h History) []Violation {
 	known := readDisturbances(h, statusLag)
 	var all []Violation
-	for _, p := range c.pods {
+	for _, p := range c.pods.all {
 		e, ok := p.evictionOf(ReasonAllocatedTwice)
 		if !ok || p.started == nil || e.At <= known.deadline(p.started.At) {
 			continue
@@ -36,8 +36,8 @@ func checkStartedEvicted(c *checker, h History) []Violation {
 func checkKept(c *checker, h History) []Violation {
 	d := readDisturbances(h, c.limits.Collision, c.limits.Aside...)
 	var all []Violation
-	for _, a := range c.allAllocations() {
-		waits, ok := c.waits(&a)
+	for _, a := range allocationsOf(c) {
+		waits, ok := a.waits(&c.pods)
 		if !ok {
 			continue
 		}
@@ -46,7 +46,7 @@ func checkKept(c *checker, h History) []Violation {
 				continue
 			}
 			for _, t := range other.tenures {
-				if v := c.checkKeptBy(&a, waits, other, t, &d); v != nil {
+				if v := checkKeptBy(c, &a, waits, other, t, &d); v != nil {
 					all = append(all, *v)
 				}
 			}
@@ -55,16 +55,16 @@ func checkKept(c *checker, h History) []Violation {
 	return all
 }
 
-// waits is for how long the pods of an allocation have their node and have not started; not ok for those that are never evicted.
-func (c *checker) waits(a *allocation) (waits span, ok bool) {
-	pods, known := c.podsOf(a.pods)
+// waits is for how long its pods have their node and have not started; not ok for those that are never evicted.
+func (a *allocation) waits(all *pods) (waits span, ok bool) {
+	known, ok := all.of(a.pods)
 	waits = a.span
 	for _, t := range a.claim.tenures {
 		if t.acquire.to >= a.from {
 			waits.to = min(waits.to, t.acquire.to)
 		}
 	}
-	for _, p := range pods {
+	for _, p := range known {
 		if !p.Replaced || p.bound == nil {
 			return waits, false
 		}
@@ -73,10 +73,10 @@ func (c *checker) waits(a *allocation) (waits span, ok bool) {
 			waits.to = min(waits.to, p.started.At)
 		}
 	}
-	return waits, known
+	return waits, ok
 }
 
-func (c *checker) checkKeptBy(a *allocation, waits span, other *claim, t *tenure, d *disturbances) *Violation {
+func checkKeptBy(c *checker, a *allocation, waits span, other *claim, t *tenure, d *disturbances) *Violation {
 	from, until := max(waits.from, t.acquire.to), min(waits.to, t.release.from, c.end)
 	if from >= until || until <= d.deadline(from) || !c.collide(a.devices, other.owned(t)) {
 		return nil
@@ -85,7 +85,7 @@ func (c *checker) checkKeptBy(a *allocation, waits span, other *claim, t *tenure
 	for _, e := range other.seen {
 		users = append(users, e.Fact.(Claim).Pods...)
 	}
-	if pods, known := c.podsOf(users); known {
+	if pods, known := c.pods.of(users); known {
 		until = min(until, endOf(pods))
 	}
 	if until <= d.deadline(from) {

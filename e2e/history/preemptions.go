@@ -11,16 +11,32 @@ import (
 // settleTime is within what a pod gets other devices that have become free meanwhile: nobody keeps for it what it is not to get.
 const settleTime = 3 * time.Second
 
+// preemptions is what it takes to check them.
+type preemptions struct {
+	*checker
+	allocations []allocation
+	// running and settling are with the bounds for a pod to run, and to get other devices. At restarts schedulers forget what they keep.
+	running, settling disturbances
+	restarts          []time.Duration
+}
+
 // checkPreemptions checks that pods are evicted for pods of a higher priority alone, and not in vain.
-func checkPreemptions(c *checker, h History) []Violation {
+func checkPreemptions(checked *checker, h History) []Violation {
+	c := &preemptions{checker: checked, allocations: allocationsOf(checked), running: readDisturbances(h, checked.limits.Preemption),
+		settling: readDisturbances(h, settleTime)}
+	for _, e := range h.Events {
+		if f, ok := e.Fact.(Fault); ok && f.State == FaultBegan && slices.Contains(c.limits.Restarts, f.Name) {
+			c.restarts = append(c.restarts, e.At)
+		}
+	}
 	victims := map[string][]*pod{}
 	var all []Violation
-	for _, v := range c.pods {
+	for _, v := range c.pods.all {
 		e, ok := v.evictionOf(ReasonPreempted)
 		if !ok {
 			continue
 		}
-		known, _ := c.podsOf(v.by)
+		known, _ := c.pods.of(v.by)
 		if len(known) == 0 && !c.hasPreemptor(v, e.At) {
 			all = append(all, Violation{Rule: RulePreemption, Events: []Event{e}, Text: fmt.Sprintf(
 				"At %s pod %s was evicted to make room. No pod of a higher priority than %d waited for a node.", e.At, v.path(), v.Priority)})
@@ -33,29 +49,27 @@ func checkPreemptions(c *checker, h History) []Violation {
 			}
 		}
 	}
-	d, settle := readDisturbances(h, c.limits.Preemption), readDisturbances(h, settleTime)
-	allocations := c.allAllocations()
-	for _, p := range c.pods {
-		if v := c.checkPreemptor(p, victims[p.Pod], allocations, &d); v != nil {
+	for _, p := range c.pods.all {
+		if v := c.checkPreemptor(p, victims[p.Pod]); v != nil {
 			all = append(all, *v)
 		}
 		for i := range p.promised {
-			all = append(all, c.checkPromise(h, p, i, allocations, &settle)...)
+			all = append(all, c.checkPromise(p, i)...)
 		}
 	}
 	return all
 }
 
 // hasPreemptor reports whether a pod may have been evicted for another at a time, of which no Event tells: Events may be lost.
-func (c *checker) hasPreemptor(v *pod, at time.Duration) bool {
-	return slices.ContainsFunc(c.pods, func(p *pod) bool {
+func (c *preemptions) hasPreemptor(v *pod, at time.Duration) bool {
+	return slices.ContainsFunc(c.pods.all, func(p *pod) bool {
 		pending := p.created.At <= at && (p.bound == nil || p.bound.At > at-c.limits.APILag) && p.endingAt() > at-c.limits.APILag
 		return p.Priority > v.Priority && pending
 	})
 }
 
 // checkPreemptor checks that a pod runs once its victims have gone, or goes itself.
-func (c *checker) checkPreemptor(p *pod, victims []*pod, allocations []allocation, d *disturbances) *Violation {
+func (c *preemptions) checkPreemptor(p *pod, victims []*pod) *Violation {
 	if len(victims) == 0 {
 		return nil
 	}
@@ -69,11 +83,11 @@ func (c *checker) checkPreemptor(p *pod, victims []*pod, allocations []allocatio
 		evicted, gone = min(evicted, e.At), max(gone, v.left.At)
 		events = append(events, e, *v.left)
 	}
-	deadline := d.deadline(gone)
+	deadline := c.running.deadline(gone)
 	if c.end < deadline || p.started != nil && p.started.At <= deadline || p.isEnding(deadline) {
 		return nil
 	}
-	if c.isOvertaken(p, victims, allocations, span{evicted - c.limits.APILag, deadline}) {
+	if c.isOvertaken(p, victims, span{evicted - c.limits.APILag, deadline}) {
 		return nil
 	}
 	until := c.end
@@ -87,9 +101,9 @@ func (c *checker) checkPreemptor(p *pod, victims []*pod, allocations []allocatio
 
 // isOvertaken reports whether somebody got what a pod was to get who may: by a higher priority, or from another scheduler, which knows
 // nothing of it.
-func (c *checker) isOvertaken(p *pod, victims []*pod, allocations []allocation, in span) bool {
+func (c *preemptions) isOvertaken(p *pod, victims []*pod, in span) bool {
 	var freed []Allocated
-	for _, a := range allocations {
+	for _, a := range c.allocations {
 		if slices.ContainsFunc(victims, func(v *pod) bool { return slices.Contains(a.pods, v.Pod) }) {
 			freed = append(freed, a.devices...)
 		}
@@ -97,11 +111,11 @@ func (c *checker) isOvertaken(p *pod, victims []*pod, allocations []allocation, 
 	for _, e := range p.promised {
 		freed = append(freed, promisedBy(e)...)
 	}
-	return slices.ContainsFunc(allocations, func(a allocation) bool {
+	return slices.ContainsFunc(c.allocations, func(a allocation) bool {
 		if a.from < in.from || a.from > in.to || slices.Contains(a.pods, p.Pod) {
 			return false
 		}
-		pods, known := c.podsOf(a.pods)
+		pods, known := c.pods.of(a.pods)
 		may := !known || slices.ContainsFunc(pods, func(q *pod) bool { return q.Scheduler != p.Scheduler || q.Priority > p.Priority })
 		return may && slices.ContainsFunc(freed, func(one Allocated) bool { return c.collide(a.devices, []Allocated{one}) })
 	})
@@ -115,11 +129,11 @@ func promisedBy(e Event) (devices []Allocated) {
 }
 
 // checkPromise checks that what is kept for a pod is given to no pod of the same or a lower priority by the same scheduler before.
-func (c *checker) checkPromise(h History, p *pod, number int, allocations []allocation, settle *disturbances) []Violation {
+func (c *preemptions) checkPromise(p *pod, number int) []Violation {
 	promise := p.promised[number]
 	until := min(c.end, p.endingAt())
 	got := never
-	for _, a := range allocations {
+	for _, a := range c.allocations {
 		if slices.Contains(a.pods, p.Pod) {
 			got = min(got, a.from)
 		}
@@ -133,13 +147,13 @@ func (c *checker) checkPromise(h History, p *pod, number int, allocations []allo
 		}
 	}
 	var all []Violation
-	for _, a := range allocations {
-		if a.from <= promise.At || a.from >= min(until, got) || got <= settle.deadline(a.from) || !c.collide(a.devices, promisedBy(promise)) {
+	for _, a := range c.allocations {
+		if a.from <= promise.At || a.from >= min(until, got) || got <= c.settling.deadline(a.from) || !c.collide(a.devices, promisedBy(promise)) {
 			continue
 		}
-		pods, known := c.podsOf(a.pods)
+		pods, known := c.pods.of(a.pods)
 		if !known || slices.ContainsFunc(pods, func(q *pod) bool { return q.Scheduler != p.Scheduler || q.Priority > p.Priority }) ||
-			c.restarted(h, span{promise.At, a.from}) {
+			slices.ContainsFunc(c.restarts, func(at time.Duration) bool { return promise.At <= at && at <= a.from }) {
 			continue
 		}
 		all = append(all, Violation{Rule: RulePreemption, Events: []Event{promise, a.began}, Text: fmt.Sprintf(
@@ -147,12 +161,4 @@ func (c *checker) checkPromise(h History, p *pod, number int, allocations []allo
 			a.from, a.claim.uid, pods[0].path(), a.names(), promise.At, p.path())})
 	}
 	return all
-}
-
-// restarted reports whether schedulers may have forgotten what they keep.
-func (c *checker) restarted(h History, in span) bool {
-	return slices.ContainsFunc(h.Events, func(e Event) bool {
-		f, ok := e.Fact.(Fault)
-		return ok && slices.Contains(c.limits.Restarts, f.Name) && f.State == FaultBegan && in.from <= e.At && e.At <= in.to
-	})
 }

@@ -84,28 +84,45 @@ func (p *pod) endingAt() time.Duration {
 	return first
 }
 
-// readPods collects what is known of each pod, in the order in which they were created.
-func (c *checker) readPods(events []Event) {
-	c.podByUID = map[string]*pod{}
+// pods are those of a history, in the order in which they were created.
+type pods struct {
+	all   []*pod
+	byUID map[string]*pod
+}
+
+// of are the pods with some UIDs as far as they are known.
+func (p *pods) of(uids []string) (known []*pod, all bool) {
+	for _, uid := range uids {
+		if one := p.byUID[uid]; one != nil {
+			known = append(known, one)
+		}
+	}
+	return known, len(known) == len(uids) && len(uids) > 0
+}
+
+// readPods collects what is known of each pod.
+func readPods(events []Event, containers []run) pods {
+	found := pods{byUID: map[string]*pod{}}
 	for i := range events {
 		e := events[i]
 		f, ok := e.Fact.(Scheduling)
 		if !ok {
 			continue
 		}
-		p := c.podByUID[f.Pod]
+		p := found.byUID[f.Pod]
 		if p == nil {
 			p = &pod{Scheduling: f, created: e}
-			c.podByUID[f.Pod] = p
-			c.pods = append(c.pods, p)
+			found.byUID[f.Pod] = p
+			found.all = append(found.all, p)
 		}
 		p.note(&events[i], f)
 	}
-	for i := range c.containers {
-		if p := c.podByUID[c.containers[i].Pod]; p != nil && p.started == nil {
-			p.started = &c.containers[i].start
+	for i := range containers {
+		if p := found.byUID[containers[i].Pod]; p != nil && p.started == nil {
+			p.started = &containers[i].start
 		}
 	}
+	return found
 }
 
 func (p *pod) note(e *Event, f Scheduling) {

@@ -85,16 +85,17 @@ func setUp(ctx context.Context, opts Options) (*bed, error) {
 	}
 	admin := map[string]string{"resource.kubernetes.io/admin-access": "true"}
 	objects := append([]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: admin}}}, templates()...)
-	if err := b.createClasses(ctx); err != nil {
+	if err := createClasses(ctx, b.kube); err != nil {
 		return b, err
 	}
 	if err := workload.Create(ctx, b.kube, namespace, objects); err != nil {
 		return b, err
 	}
-	if err := b.createOwner(ctx); err != nil {
+	if b.owner, err = createOwner(ctx, b.kube); err != nil {
 		return b, err
 	}
-	return b, b.startScheduler(ctx, opts)
+	b.scheduler, err = startScheduler(ctx, b, opts)
+	return b, err
 }
 
 // stateDir is where the plugin keeps its records.

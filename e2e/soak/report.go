@@ -69,8 +69,10 @@ const (
 	claimsAnHour = 5000
 	faultsAnHour = 200
 	randomAnHour = 60
-	ownP99       = 30.0   // seconds
-	anHour       = 3600.0 // seconds
+	// evictedAnHour is how many pods are evicted at least, for urgent ones and for collisions: with fewer, nothing is shown of either.
+	evictedAnHour = 30
+	ownP99        = 30.0   // seconds
+	anHour        = 3600.0 // seconds
 )
 
 // Missed says what a soak has too little of, or what took too long; nothing for one of less than an hour.
@@ -89,6 +91,10 @@ func (r *Report) Missed() []string {
 	check(float64(r.Injected) < faultsAnHour*hours, "%d faults in %.1f hours, want %d an hour", r.Injected, hours, faultsAnHour)
 	check(float64(r.Random.Ran) < randomAnHour*hours,
 		"pods ran with %d random claims in %.1f hours, want %d an hour", r.Random.Ran, hours, randomAnHour)
+	check(float64(r.Preempted) < evictedAnHour*hours,
+		"%d pods were evicted for urgent ones in %.1f hours, want %d an hour", r.Preempted, hours, evictedAnHour)
+	check(float64(r.Collided) < evictedAnHour*hours,
+		"%d pods were evicted as their devices had been allocated twice in %.1f hours, want %d an hour", r.Collided, hours, evictedAnHour)
 	check(r.Own.P99 > ownP99, "recovery from faults of Cleave's own programs took %.1f s (p99), want %.0f s at most", r.Own.P99, ownP99)
 	return missed
 }

@@ -39,32 +39,31 @@ type scheduler struct {
 }
 
 // startScheduler starts cleave-scheduler beside the cluster's own. Its log is beside the history.
-func (b *bed) startScheduler(ctx context.Context, opts Options) error {
+func startScheduler(ctx context.Context, b *bed, opts Options) (*scheduler, error) {
 	rendered, err := b.Helm(ctx, b.values()+"scheduler: {enabled: true}\n", "template", "cleave", release.Chart(b.source),
 		"--show-only", "templates/scheduler.yaml", "--kube-version", b.cluster.Version())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	config, err := schedulerConfig(rendered, b.cluster.Kubeconfig())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	port, err := cluster.FreePort(ctx, "127.0.0.1")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	beside := strings.TrimSuffix(opts.History, filepath.Ext(opts.History))
 	s := &scheduler{
 		binary: filepath.Join(b.source, "bin", cleaveScheduler), config: beside + "-scheduler.yaml", log: beside + "-scheduler.log", port: port,
 	}
 	if err := os.WriteFile(s.config, config, 0o600); err != nil {
-		return fmt.Errorf("write the configuration of %s: %w", cleaveScheduler, err)
+		return nil, fmt.Errorf("write the configuration of %s: %w", cleaveScheduler, err)
 	}
 	if err := os.Remove(s.log); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the log of the soak before: %w", err)
+		return nil, fmt.Errorf("remove the log of the soak before: %w", err)
 	}
-	b.scheduler = s
-	return s.start(ctx)
+	return s, s.start(ctx)
 }
 
 // schedulerConfig is the configuration in the chart's ConfigMap for one scheduler outside of the cluster.
