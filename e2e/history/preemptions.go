@@ -121,6 +121,19 @@ func (c *preemptions) isOvertaken(p *pod, victims []*pod, in span) bool {
 	})
 }
 
+// isContested reports whether somebody else than the victims has what is promised: it was allocated twice. Schedulers know allocated
+// devices by their names (allocateddevices.go of kube-scheduler 1.37), so of two claims that have one, they forget both with the first.
+func (c *preemptions) isContested(p *pod, promise Event) bool {
+	at := promise.At + c.limits.APILag
+	return slices.ContainsFunc(c.allocations, func(a allocation) bool {
+		if a.from > at || a.to <= promise.At || slices.Contains(a.pods, p.Pod) || !c.collide(a.devices, promisedBy(promise)) {
+			return false
+		}
+		pods, known := c.pods.of(a.pods)
+		return !known || endOf(pods) > at
+	})
+}
+
 func promisedBy(e Event) (devices []Allocated) {
 	for _, name := range e.Fact.(Scheduling).Devices {
 		devices = append(devices, Allocated{Device: name})
@@ -131,6 +144,9 @@ func promisedBy(e Event) (devices []Allocated) {
 // checkPromise checks that what is kept for a pod is given to no pod of the same or a lower priority by the same scheduler before.
 func (c *preemptions) checkPromise(p *pod, number int) []Violation {
 	promise := p.promised[number]
+	if c.isContested(p, promise) {
+		return nil
+	}
 	until := min(c.end, p.endingAt())
 	got := never
 	for _, a := range c.allocations {

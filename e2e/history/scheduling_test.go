@@ -115,6 +115,8 @@ func TestCheck_Preemptions(t *testing.T) {
 			runs(3, "p", right), evicted(21, "v", ReasonPreempted), goes(21, "v")),
 			want: []string{"preemption: At 21s pod ns/v was evicted to make room. No pod of a higher priority than -10 waited for a node."}},
 		{name: "given to one of a lower priority", events: join(victim, other(second, 0), runs(32, "p", whole)), want: given},
+		{name: "given, but another had it, too", events: join(victim, pending(9, "q", first, 0), allocated(10, "q", whole), becomes(10.2, "q", PodBound),
+			refused(11, 12, "q"), becomes(25, "q", PodDeleted), becomes(26, "q", PodLeft), deleted(26, "q"), other(second, 0), runs(32, "p", whole))},
 		{name: "given to an equal", events: join(victim, other(second, 10), runs(32, "p", whole)), want: given},
 		{name: "given to one of a higher priority", events: join(victim, other(second, 20), runs(32, "p", whole))},
 		{name: "given to one of a higher priority, which keeps it", events: join(victim, pending(10, "o", second, 20), runs(24, "o", left))},
