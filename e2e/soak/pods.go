@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -153,7 +152,7 @@ func (c *churn) passPod(ctx context.Context, p Pod, manifest *corev1.Pod) (ran b
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(err, errEnded):
-		c.report.podEnded(name, p.Shape, created, err.Error())
+		c.report.podEnded(c.pods.nameOf(name), p.Shape, created, err.Error())
 	case err != nil:
 		c.report.violation("pod", "%s: %v", name, err)
 	default:
@@ -162,7 +161,7 @@ func (c *churn) passPod(ctx context.Context, p Pod, manifest *corev1.Pod) (ran b
 			return ran
 		}
 		if pod := c.pods.get(name); pod == nil || ended(pod) { // it was there while it ran, and nobody but pass deletes it
-			c.report.podEnded(name, p.Shape, created, describe(pod))
+			c.report.podEnded(c.pods.nameOf(name), p.Shape, created, describe(pod))
 		}
 	}
 	if err := c.bed.endPod(ctx, c.pods, name, p.Force); err != nil && ctx.Err() == nil {
@@ -203,8 +202,8 @@ func (b *bed) runAgain(ctx context.Context, pods *podList, manifest *corev1.Pod,
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	manifest.OwnerReferences = []metav1.OwnerReference{b.owner}
-	began := time.Now()
-	for {
+	began, name := time.Now(), manifest.Name
+	for again := 1; ; again++ {
 		last := time.Now()
 		err := b.runOnce(ctx, pods, manifest)
 		if err == nil {
@@ -213,6 +212,10 @@ func (b *bed) runAgain(ctx context.Context, pods *podList, manifest *corev1.Pod,
 		if !errors.Is(err, errGone) {
 			return 0, fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), manifest.Name))
 		}
+		// With another name, as of a ReplicaSet: kube-scheduler 1.37 exits where it missed that a pod was replaced by one of its name, as
+		// while the API server is away ("Scheduler cache is corrupted", pkg/scheduler/backend/cache/cache.go).
+		manifest.Name = fmt.Sprintf("%s-again-%d", name, again)
+		pods.rename(name, manifest.Name)
 	}
 }
 
@@ -266,7 +269,7 @@ func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool
 		opts.GracePeriodSeconds = &now
 	}
 	err := persist(ctx, "delete the pod", func(ctx context.Context) error {
-		return ignoreNotFound(b.kube.CoreV1().Pods(namespace).Delete(ctx, name, opts))
+		return ignoreNotFound(b.kube.CoreV1().Pods(namespace).Delete(ctx, pods.nameOf(name), opts))
 	})
 	if err != nil {
 		return err
@@ -323,64 +326,6 @@ func (b *bed) warnings(ctx context.Context, name string) string {
 		all = append(all, e.Reason+": "+e.Message)
 	}
 	return strings.Join(all, " | ")
-}
-
-// podList has the pods of the namespace at hand.
-type podList struct {
-	mu     sync.Mutex
-	byName map[string]*corev1.Pod
-	rounds int
-	// lost are pods that are gone, and that nobody of the soak has deleted.
-	lost []*corev1.Pod
-}
-
-// watch looks at the pods until ctx ends. While the API server is away the last look stands.
-func (l *podList) watch(ctx context.Context, b *bed) {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for {
-		if list, err := b.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
-			byName := map[string]*corev1.Pod{}
-			for i := range list.Items {
-				byName[list.Items[i].Name] = &list.Items[i]
-			}
-			l.mu.Lock()
-			l.byName = byName
-			l.rounds++
-			l.mu.Unlock()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (l *podList) get(name string) *corev1.Pod {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.byName[name]
-}
-
-// lose notes that a pod is gone, and that nobody of the soak has deleted it.
-func (l *podList) lose(pod *corev1.Pod) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lost = append(l.lost, pod)
-}
-
-// round counts the looks.
-func (l *podList) round() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.rounds
-}
-
-func (l *podList) names() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Sorted(maps.Keys(l.byName))
 }
 
 // sleep waits, and reports whether ctx goes on.

@@ -44,7 +44,11 @@ func (c *churn) rivals(ctx, more context.Context) {
 // serve keeps a pod of a queue until over ends, as a controller does: one that is evicted is made again.
 func (c *churn) serve(ctx, over context.Context, pod *corev1.Pod) {
 	c.report.podCreated()
-	for over.Err() == nil {
+	name := pod.Name
+	for made := 0; over.Err() == nil; made++ {
+		if made > 0 {
+			pod.Name = fmt.Sprintf("%s-more-%d", name, made)
+		}
 		err := c.bed.run(over, c.pods, pod, podTimeout)
 		if err != nil && !errors.Is(err, errEnded) {
 			break // no time is left, or there was no room
