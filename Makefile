@@ -175,7 +175,7 @@ conformance: build image-root ## run e2e/conformance, the behaviour suite for DR
 DURATION ?= 1h
 SEED ?= 1
 .PHONY: soak
-soak: build image-root $(HELM) ## keep a local cluster under fire for DURATION=1h with SEED=1; prints a report, writes bin/soak.json
+soak: build image-root scheduler $(HELM) ## keep a local cluster under fire for DURATION=1h with SEED=1; prints a report, writes bin/soak.json
 	go run -trimpath ./e2e/cmd/soak -duration $(DURATION) -seed $(SEED) -history $(BIN)/soak-history.jsonl -o $(BIN)/soak.json
 
 .PHONY: lint

@@ -25,6 +25,13 @@ type Limits struct {
 	Withdrawing []string
 	// APILag is how much earlier than recorded a change at the API server may have happened; zero for DefaultAPILag.
 	APILag time.Duration
+	// Collision is how long a pod may be kept from starting as its devices were allocated twice, and Preemption how long one for which
+	// others were evicted may take to run once they have gone; zero for the defaults. Faults count as for Release, but for Collision
+	// those of the names Aside do not: nothing that ends a collision needs what they break.
+	Collision, Preemption time.Duration
+	Aside                 []string
+	// Restarts are the names of faults by which schedulers forget what they keep for whom.
+	Restarts []string
 }
 
 // What Limits are where they are not given.
@@ -32,6 +39,13 @@ const (
 	DefaultRelease = 30 * time.Second
 	DefaultEnding  = 60 * time.Second
 	DefaultAPILag  = time.Second
+	// DefaultCollision is the timeout of cleave-scheduler, 15 seconds since the pod has its node, with one more as the API server has whole
+	// seconds, one for which the scheduler gathers changes, and three for a slow machine.
+	DefaultCollision = 20 * time.Second
+	// DefaultPreemption is for the deallocation of what victims had, an attempt of the scheduler, Prepare and the start of a container.
+	// Each takes a second or two on a slow machine, and an attempt that came too early is made again after up to ten seconds
+	// (podMaxBackoffSeconds of kube-scheduler).
+	DefaultPreemption = 20 * time.Second
 )
 
 // Violation is something that must not have happened.
@@ -68,6 +82,10 @@ const (
 	RulePublished Rule = "published"
 	// RuleEnding: a pod that was deleted is gone within a bound once its containers have ended.
 	RuleEnding Rule = "ending"
+	// RuleCollision: where devices were allocated twice, the pod that cannot start goes within a bound, and none that has started.
+	RuleCollision Rule = "collision"
+	// RulePreemption: pods are evicted for one of a higher priority, which runs within a bound, and gets what they had before its equals.
+	RulePreemption Rule = "preemption"
 )
 
 // Check returns what in a history must not have happened, in the order of the first event that shows it.
@@ -76,9 +94,11 @@ func Check(h History, limits Limits) []Violation {
 	limits.Ending = cmp.Or(limits.Ending, DefaultEnding)
 	limits.Program = cmp.Or(limits.Program, "cleave-node")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
+	limits.Collision = cmp.Or(limits.Collision, DefaultCollision)
+	limits.Preemption = cmp.Or(limits.Preemption, DefaultPreemption)
 	c := newChecker(h, limits)
 	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(),
-		checkClients(c), checkPublished(c), checkEndings(c, h))
+		checkClients(c), checkPublished(c), checkEndings(c, h), checkCollisions(c, h), checkPreemptions(c, h))
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}
@@ -98,6 +118,7 @@ type checker struct {
 	// partitions in the order in which they were created.
 	partitions []*partition
 	containers []run
+	pods       pods
 	modes      []Event // of Hardware that changes a MIG mode or a compute mode
 	served     []Event // of Hardware that begins to serve a program of a pod by MPS
 	// hardware: changes of it were recorded.
@@ -130,6 +151,7 @@ func newChecker(h History, limits Limits) *checker {
 	c.readClaims(h.Events)
 	c.readPartitions(h.Events)
 	c.readContainers(h.Events)
+	c.pods = readPods(h.Events, c.containers)
 	c.disturbances = readDisturbances(h, limits.Release)
 	c.absences = readAbsences(h.Events, c.end)
 	c.withdrawing = readDisturbances(h, limits.Release, limits.Withdrawing...)

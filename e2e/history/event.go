@@ -39,6 +39,8 @@ const (
 	KindPod       Kind = "pod"
 	KindFault     Kind = "fault"
 	KindGap       Kind = "gap"
+	// KindScheduling is what happens to pods from schedulers' point of view.
+	KindScheduling Kind = "scheduling"
 )
 
 // History is what a recorder saw, in the order of time.

@@ -53,18 +53,19 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 }
 
 var decoders = map[Kind]func([]byte) (Fact, error){
-	KindStart:     decodeAs[Start],
-	KindCounters:  decodeAs[Counters],
-	KindDevice:    decodeAs[Device],
-	KindWithdrawn: decodeAs[Withdrawn],
-	KindClaim:     decodeAs[Claim],
-	KindCall:      decodeAs[Call],
-	KindReturn:    decodeAs[Return],
-	KindHardware:  decodeAs[Hardware],
-	KindContainer: decodeAs[Container],
-	KindPod:       decodeAs[Pod],
-	KindFault:     decodeAs[Fault],
-	KindGap:       decodeAs[Gap],
+	KindStart:      decodeAs[Start],
+	KindCounters:   decodeAs[Counters],
+	KindDevice:     decodeAs[Device],
+	KindWithdrawn:  decodeAs[Withdrawn],
+	KindClaim:      decodeAs[Claim],
+	KindCall:       decodeAs[Call],
+	KindReturn:     decodeAs[Return],
+	KindHardware:   decodeAs[Hardware],
+	KindContainer:  decodeAs[Container],
+	KindPod:        decodeAs[Pod],
+	KindFault:      decodeAs[Fault],
+	KindGap:        decodeAs[Gap],
+	KindScheduling: decodeAs[Scheduling],
 }
 
 func decodeAs[T Fact](data []byte) (Fact, error) {

@@ -38,6 +38,10 @@ func oneOfEach() History {
 		Pod{UID: "p", Namespace: "ns", Name: "pod", State: PodEnding},
 		Fault{ID: 1, Name: "kill", State: FaultBegan, Target: "plugin"},
 		Gap{Source: SourceAPI, From: time.Second},
+		Scheduling{
+			Pod: "p", Namespace: "ns", Name: "pod", State: PodPending, Scheduler: "s", Priority: 1, Replaced: true, Reason: "r", By: "q",
+			Devices: []string{"gpu-0"},
+		},
 	} {
 		at := time.Duration(i) * time.Millisecond
 		events = append(events, Event{At: at, Wall: wall.Add(at), Fact: fact})

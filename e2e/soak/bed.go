@@ -54,6 +54,9 @@ type bed struct {
 	// tap is between the plugin, which registers in a directory of its own, and the kubelet.
 	tap      *tap.Tap
 	registry string
+	// scheduler is cleave-scheduler, and owner the controller of all pods.
+	scheduler *scheduler
+	owner     metav1.OwnerReference
 }
 
 // setUp starts the cluster and installs the release. tearDown is to follow, whether or not it fails.
@@ -82,7 +85,17 @@ func setUp(ctx context.Context, opts Options) (*bed, error) {
 	}
 	admin := map[string]string{"resource.kubernetes.io/admin-access": "true"}
 	objects := append([]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: admin}}}, templates()...)
-	return b, workload.Create(ctx, b.kube, namespace, objects)
+	if err := createClasses(ctx, b.kube); err != nil {
+		return b, err
+	}
+	if err := workload.Create(ctx, b.kube, namespace, objects); err != nil {
+		return b, err
+	}
+	if b.owner, err = createOwner(ctx, b.kube); err != nil {
+		return b, err
+	}
+	b.scheduler, err = startScheduler(ctx, b, opts)
+	return b, err
 }
 
 // stateDir is where the plugin keeps its records.
@@ -115,6 +128,9 @@ func (b *bed) tearDown(ctx context.Context, dir string) error {
 		b.tap.Close()
 	}
 	err := cluster.Down(ctx, dir)
+	if b != nil {
+		err = errors.Join(err, b.scheduler.stop())
+	}
 	if b == nil || b.cgroups == "" {
 		return err
 	}

@@ -70,11 +70,12 @@ func (f *faults) one(ctx context.Context, fault Fault) error {
 	if err != nil {
 		return err
 	}
-	if err := f.recover(ctx); err != nil {
+	lost, err := f.recover(ctx, fault.Kind.probedBy())
+	if err != nil {
 		return err
 	}
 	f.note(fault, history.FaultRecovered)
-	f.report.recovered(fault, time.Since(from))
+	f.report.recovered(fault, time.Since(from)-lost)
 	return nil
 }
 
@@ -91,37 +92,39 @@ type injector func(context.Context, Fault) (time.Time, error)
 func (f *faults) injectors() map[Kind]injector {
 	n, r, o := nodeFaults{f}, releaseFaults{f}, objectFaults{f}
 	return map[Kind]injector{
-		PluginKilled:       f.killing(pluginProgram),
-		PluginStopped:      f.stopping(pluginProgram),
-		SupervisorKilled:   f.killing(supervisorProgram),
-		SupervisorStopped:  f.stopping(supervisorProgram),
-		MPSDaemonKilled:    f.killDaemon,
-		KubeletKilled:      f.restarting(cluster.Kubelet),
-		KubeletStopped:     f.pausing(cluster.Kubelet),
-		ContainerdKilled:   f.restarting(cluster.Containerd),
-		ContainerdStopped:  f.pausing(cluster.Containerd),
-		SchedulerKilled:    f.restarting(cluster.Scheduler),
-		SchedulerStopped:   f.pausing(cluster.Scheduler),
-		APIServerKilled:    f.restarting(cluster.APIServer),
-		APIServerStopped:   f.pausing(cluster.APIServer),
-		APIServerSlow:      f.slowAPIServer,
-		APIServerPartition: f.partitionAPIServer,
-		DriverReloaded:     n.reloadDriver,
-		NodeRebooted:       n.reboot,
-		GPULost:            n.loseGPU,
-		GPUNeedsReset:      n.reportXID,
-		PartitionByHand:    n.partitionByHand,
-		DiskFull:           f.fillDisk,
-		ClockJumped:        f.jumpClock,
-		PolicySwitched:     r.switchPolicy,
-		PolicyAtPrepare:    r.switchPolicyAtPrepare,
-		RecordsCorrupted:   f.corruptRecords,
-		NodeRecreated:      o.recreateNode,
-		ClaimsHeld:         o.holdClaims,
-		GatesOff:           o.turnGatesOff,
-		ContainerHangs:     n.hang,
-		ReleaseUpgraded:    r.upgrade,
-		ReleaseRolledBack:  r.rollBack,
+		PluginKilled:        f.killing(pluginProgram),
+		PluginStopped:       f.stopping(pluginProgram),
+		SupervisorKilled:    f.killing(supervisorProgram),
+		SupervisorStopped:   f.stopping(supervisorProgram),
+		MPSDaemonKilled:     f.killDaemon,
+		KubeletKilled:       f.restarting(cluster.Kubelet),
+		KubeletStopped:      f.pausing(cluster.Kubelet),
+		ContainerdKilled:    f.restarting(cluster.Containerd),
+		ContainerdStopped:   f.pausing(cluster.Containerd),
+		SchedulerKilled:     f.restarting(cluster.Scheduler),
+		SchedulerStopped:    f.pausing(cluster.Scheduler),
+		OurSchedulerKilled:  f.killScheduler,
+		OurSchedulerStopped: f.stopScheduler,
+		APIServerKilled:     f.restarting(cluster.APIServer),
+		APIServerStopped:    f.pausing(cluster.APIServer),
+		APIServerSlow:       f.slowAPIServer,
+		APIServerPartition:  f.partitionAPIServer,
+		DriverReloaded:      n.reloadDriver,
+		NodeRebooted:        n.reboot,
+		GPULost:             n.loseGPU,
+		GPUNeedsReset:       n.reportXID,
+		PartitionByHand:     n.partitionByHand,
+		DiskFull:            f.fillDisk,
+		ClockJumped:         f.jumpClock,
+		PolicySwitched:      r.switchPolicy,
+		PolicyAtPrepare:     r.switchPolicyAtPrepare,
+		RecordsCorrupted:    f.corruptRecords,
+		NodeRecreated:       o.recreateNode,
+		ClaimsHeld:          o.holdClaims,
+		GatesOff:            o.turnGatesOff,
+		ContainerHangs:      n.hang,
+		ReleaseUpgraded:     r.upgrade,
+		ReleaseRolledBack:   r.rollBack,
 	}
 }
 
@@ -197,7 +200,7 @@ func (f *faults) pausing(c cluster.Component) injector {
 // killDaemon ends the MPS daemons, of which there is one at least: that of a pod that is there for it.
 func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error) {
 	name := fmt.Sprintf("victim-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}, name, podTimeout); err != nil {
+	if err := f.bed.run(ctx, f.pods, Shape{Name: "victim", Claims: []Ask{AskMPS}}.manifest(name, ""), podTimeout); err != nil {
 		return time.Time{}, err
 	}
 	from := time.Now()

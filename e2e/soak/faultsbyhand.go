@@ -38,7 +38,7 @@ func (f nodeFaults) partitionByHand(ctx context.Context, fault Fault) (from time
 	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
 	name := fmt.Sprintf("neighbour-%05d", fault.Index)
-	if err := f.bed.runPod(ctx, f.pods, Shape{Name: "neighbour", Claims: []Ask{AskSmall}}, name, podTimeout); err != nil {
+	if err := f.bed.run(ctx, f.pods, Shape{Name: "neighbour", Claims: []Ask{AskSmall}}.manifest(name, ""), podTimeout); err != nil {
 		return from, err // its partition puts a GPU into MIG mode
 	}
 	made, err := f.createByHand(ctx)

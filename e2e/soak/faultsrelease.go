@@ -68,7 +68,7 @@ func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (
 	name := fmt.Sprintf("scheduled-%05d", fault.Index)
 	running := make(chan error, 1)
 	go func() {
-		running <- f.bed.runPod(ctx, f.pods, Shape{Name: "scheduled", Claims: []Ask{AskSmall}}, name, healTimeout)
+		running <- f.bed.run(ctx, f.pods, Shape{Name: "scheduled", Claims: []Ask{AskSmall}}.manifest(name, ""), healTimeout)
 	}()
 	err = f.last(ctx, fault)
 	if err == nil {

@@ -35,6 +35,7 @@ func (b *bed) record(ctx context.Context, file string) (*history.Recorder, error
 		b.tap,
 		watch.API{Kube: b.kube, Driver: workload.Driver, Node: b.cluster.NodeName()},
 		watch.Pods{Kube: b.kube, Node: b.cluster.NodeName()},
+		watch.Scheduling{Kube: b.kube, Namespace: namespace},
 		watch.Runtime{Socket: b.cluster.ContainerRuntime()},
 		watch.Simulator{Root: b.Node.Root(), Program: "cleave-node"},
 	}})
@@ -46,12 +47,17 @@ const releaseLimit = 5 * time.Second
 
 // check ends a recording and adds to the violations what must not have happened. Where pods have no control groups, nobody knows what
 // programs are theirs.
-func (t *tally) check(r *history.Recorder, podGroups bool) error {
+func (t *tally) check(r *history.Recorder, pods *podList, podGroups bool) error {
 	h, err := r.Stop()
 	if err != nil {
 		return err
 	}
-	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups}
+	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups, Restarts: []string{string(OurSchedulerKilled)}}
+	for _, k := range []Kind{
+		SchedulerKilled, SchedulerStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled, ClockJumped, ClaimsHeld,
+	} {
+		limits.Aside = append(limits.Aside, string(k))
+	}
 	for _, k := range []Kind{PolicySwitched, PolicyAtPrepare, DiskFull, GatesOff} {
 		limits.Withdrawing = append(limits.Withdrawing, string(k))
 	}
@@ -61,6 +67,7 @@ func (t *tally) check(r *history.Recorder, podGroups bool) error {
 	if lacks := history.Lacks(h, limits); len(lacks) > 0 {
 		return fmt.Errorf("check the history: it has nothing of %s", strings.Join(lacks, ", "))
 	}
+	t.evictions(history.Evictions(h), pods.lost)
 	t.log("the history has %d events", len(h.Events))
 	return nil
 }

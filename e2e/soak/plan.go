@@ -24,6 +24,8 @@ const (
 	ContainerdStopped   Kind = "containerd stopped"
 	SchedulerKilled     Kind = "scheduler killed"
 	SchedulerStopped    Kind = "scheduler stopped"
+	OurSchedulerKilled  Kind = "cleave-scheduler killed"
+	OurSchedulerStopped Kind = "cleave-scheduler stopped"
 	APIServerKilled     Kind = "API server killed"
 	APIServerStopped    Kind = "API server stopped"
 	APIServerSlow       Kind = "API server slow"
@@ -52,7 +54,8 @@ const (
 var round = []Kind{
 	PluginKilled, PluginKilled, PluginKilled, PluginKilled, PluginStopped, PluginStopped, SupervisorKilled, SupervisorKilled,
 	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
-	SchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
+	SchedulerStopped, OurSchedulerKilled, OurSchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow,
+	APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
 	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, PolicyAtPrepare, RecordsCorrupted, NodeRecreated,
 	ClaimsHeld, GatesOff, ContainerHangs, ReleaseUpgraded, ReleaseRolledBack,
 }
@@ -63,6 +66,14 @@ func Kinds() []Kind { return slices.Compact(slices.Clone(round)) }
 // Own reports whether the fault is one of the plugin's own programs, of which recovery is Cleave's alone.
 func (k Kind) Own() bool {
 	return slices.Contains([]Kind{PluginKilled, PluginStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled}, k)
+}
+
+// probedBy is the scheduler whose pod shows that all works again after the fault.
+func (k Kind) probedBy() string {
+	if k == OurSchedulerKilled || k == OurSchedulerStopped {
+		return cleaveScheduler
+	}
+	return kubeScheduler
 }
 
 // victims are the pods whose containers may end by a fault.
@@ -100,8 +111,9 @@ const (
 var lasts = map[Kind][2]time.Duration{
 	PluginStopped: {1 * time.Second, 6 * time.Second}, SupervisorStopped: {1 * time.Second, 6 * time.Second},
 	KubeletStopped: {1 * time.Second, 5 * time.Second}, ContainerdStopped: {1 * time.Second, 5 * time.Second},
-	SchedulerStopped: {1 * time.Second, 4 * time.Second}, APIServerStopped: {2 * time.Second, 5 * time.Second},
-	APIServerSlow: {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
+	SchedulerStopped: {1 * time.Second, 4 * time.Second}, OurSchedulerStopped: {1 * time.Second, 20 * time.Second},
+	APIServerStopped: {2 * time.Second, 5 * time.Second},
+	APIServerSlow:    {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
 	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},
@@ -140,6 +152,9 @@ const (
 	streamFaults
 	streamPods
 	streamClaims
+	streamQueues
+	streamRivals
+	streamUrgent
 )
 
 func (p Plan) random(stream, index int) *rand.Rand {

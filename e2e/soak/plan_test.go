@@ -54,7 +54,7 @@ func TestPlan_Beginning(t *testing.T) {
 	for _, p := range podsOf(NewPlan(1, 8), 6) {
 		shapes = append(shapes, p.Shape.Name)
 	}
-	if diff := cmp.Diff([]Kind{ClaimsHeld, ReleaseUpgraded, PolicySwitched, PartitionByHand, APIServerPartition, PolicyAtPrepare}, kinds); diff != "" {
+	if diff := cmp.Diff([]Kind{ReleaseUpgraded, APIServerKilled, APIServerPartition, SchedulerKilled, OurSchedulerStopped, ReleaseRolledBack}, kinds); diff != "" {
 		t.Errorf("faults of seed 1 (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"group", "pair", "several", "mixed", "mps", "slices"}, shapes); diff != "" {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -111,7 +110,7 @@ func (c *churn) give(what map[resource]int) {
 func (c *churn) pass(ctx context.Context, p Pod) {
 	name := fmt.Sprintf("pod-%05d-%s", p.Index, p.Shape.Name)
 	if p.Shape.Group == 0 {
-		if c.passPod(ctx, p, name, "") {
+		if c.passPod(ctx, p, p.Shape.manifest(name, "")) {
 			c.report.claimsHad(len(p.Shape.Claims))
 		}
 		return
@@ -128,7 +127,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 		member := p
 		member.Hold *= time.Duration(i + 1) // they go one after the other
 		pods.Go(func() {
-			if c.passPod(ctx, member, fmt.Sprintf("%s-%d", name, i), name) {
+			if c.passPod(ctx, member, p.Shape.manifest(fmt.Sprintf("%s-%d", name, i), name)) {
 				ran.Store(true)
 			}
 		})
@@ -145,15 +144,15 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 }
 
 // passPod is the life of a pod, which may be one of a PodGroup. It reports whether the pod ran.
-func (c *churn) passPod(ctx context.Context, p Pod, name, group string) (ran bool) {
-	created := time.Now()
+func (c *churn) passPod(ctx context.Context, p Pod, manifest *corev1.Pod) (ran bool) {
+	created, name := time.Now(), manifest.Name
 	c.report.podCreated()
-	err := c.bed.run(ctx, c.pods, p.Shape.manifest(name, group), podTimeout)
+	err := c.bed.run(ctx, c.pods, manifest, podTimeout)
 	switch {
 	case ctx.Err() != nil:
 		return false
 	case errors.Is(err, errEnded):
-		c.report.podEnded(name, p.Shape, created, err.Error())
+		c.report.podEnded(c.pods.nameOf(name), p.Shape, created, err.Error())
 	case err != nil:
 		c.report.violation("pod", "%s: %v", name, err)
 	default:
@@ -162,7 +161,7 @@ func (c *churn) passPod(ctx context.Context, p Pod, name, group string) (ran boo
 			return ran
 		}
 		if pod := c.pods.get(name); pod == nil || ended(pod) { // it was there while it ran, and nobody but pass deletes it
-			c.report.podEnded(name, p.Shape, created, describe(pod))
+			c.report.podEnded(c.pods.nameOf(name), p.Shape, created, describe(pod))
 		}
 	}
 	if err := c.bed.endPod(ctx, c.pods, name, p.Force); err != nil && ctx.Err() == nil {
@@ -191,15 +190,40 @@ func ran(t *corev1.ContainerStateTerminated) bool {
 	return t != nil && (t.Reason != "StartError" || !strings.Contains(t.Message, "context canceled"))
 }
 
-// runPod creates a pod of a shape, with claims of its own, and waits until it runs. The error is errEnded if it cannot any more.
-func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, timeout time.Duration) error {
-	return b.run(ctx, pods, shape.manifest(name, ""), timeout)
+// run creates a pod and waits until it runs. The error is errEnded if it cannot any more. As its controller it makes the pod again where
+// that is evicted before, and notes that: the history has to say why.
+func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
+	_, err := b.runAgain(ctx, pods, manifest, timeout)
+	return err
 }
 
-// run is runPod for a pod as it is.
-func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
+// runAgain is run, and returns the time that passed before the pod was made for the last time.
+func (b *bed) runAgain(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) (lost time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	manifest.OwnerReferences = []metav1.OwnerReference{b.owner}
+	began, name := time.Now(), manifest.Name
+	for again := 1; ; again++ {
+		last := time.Now()
+		err := b.runOnce(ctx, pods, manifest)
+		if err == nil {
+			return last.Sub(began), nil
+		}
+		if !errors.Is(err, errGone) {
+			return 0, fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), manifest.Name))
+		}
+		// With another name, as of a ReplicaSet: kube-scheduler 1.37 exits where it missed that a pod was replaced by one of its name, as
+		// while the API server is away ("Scheduler cache is corrupted", pkg/scheduler/backend/cache/cache.go).
+		manifest.Name = fmt.Sprintf("%s-again-%d", name, again)
+		pods.rename(name, manifest.Name)
+	}
+}
+
+// errGone is that a pod is gone that nobody of the soak has deleted.
+var errGone = errors.New("it is gone")
+
+// runOnce creates a pod and waits until it runs.
+func (b *bed) runOnce(ctx context.Context, pods *podList, manifest *corev1.Pod) error {
 	name := manifest.Name
 	err := persist(ctx, "create the pod", func(ctx context.Context) error {
 		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, manifest, metav1.CreateOptions{})
@@ -211,26 +235,28 @@ func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, time
 	if err != nil {
 		return err
 	}
-	seen := false
-	err = workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
+	var seen *corev1.Pod
+	return workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
 		pod := pods.get(name)
-		if pod == nil && seen {
-			return false, "", fmt.Errorf("%w: it is gone", errEnded)
+		if seen != nil && (pod == nil || pod.UID != seen.UID) {
+			pods.lose(seen)
+			return false, "", errGone
 		} else if pod == nil {
 			return false, "not there", nil
 		}
-		seen = true
-		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		seen = pod
+		over := pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
+		if over && pod.DeletionTimestamp == nil { // else it is so on its way out, which the soak did not ask for
 			return false, "", fmt.Errorf("%w: %s", errEnded, describe(pod))
 		}
-		running := pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
-			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
-		return running, describe(pod), nil
+		return isRunning(pod), describe(pod), nil
 	})
-	if err != nil {
-		err = fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), name))
-	}
-	return err
+}
+
+// isRunning reports whether all containers of a pod run.
+func isRunning(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
+		!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
 }
 
 // endPod deletes a pod and waits until it is gone.
@@ -243,7 +269,7 @@ func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool
 		opts.GracePeriodSeconds = &now
 	}
 	err := persist(ctx, "delete the pod", func(ctx context.Context) error {
-		return ignoreNotFound(b.kube.CoreV1().Pods(namespace).Delete(ctx, name, opts))
+		return ignoreNotFound(b.kube.CoreV1().Pods(namespace).Delete(ctx, pods.nameOf(name), opts))
 	})
 	if err != nil {
 		return err
@@ -300,55 +326,6 @@ func (b *bed) warnings(ctx context.Context, name string) string {
 		all = append(all, e.Reason+": "+e.Message)
 	}
 	return strings.Join(all, " | ")
-}
-
-// podList has the pods of the namespace at hand.
-type podList struct {
-	mu     sync.Mutex
-	byName map[string]*corev1.Pod
-	rounds int
-}
-
-// watch looks at the pods until ctx ends. While the API server is away the last look stands.
-func (l *podList) watch(ctx context.Context, b *bed) {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for {
-		if list, err := b.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
-			byName := map[string]*corev1.Pod{}
-			for i := range list.Items {
-				byName[list.Items[i].Name] = &list.Items[i]
-			}
-			l.mu.Lock()
-			l.byName = byName
-			l.rounds++
-			l.mu.Unlock()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (l *podList) get(name string) *corev1.Pod {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.byName[name]
-}
-
-// round counts the looks.
-func (l *podList) round() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.rounds
-}
-
-func (l *podList) names() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Sorted(maps.Keys(l.byName))
 }
 
 // sleep waits, and reports whether ctx goes on.

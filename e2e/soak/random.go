@@ -24,7 +24,7 @@ func (c *churn) randomPods(ctx, more context.Context) {
 	classes := []string{classWhole, classSmall, classMedium, classSlice, classMPS, classPartSl, classPartMPS}
 	for i := 0; more.Err() == nil; i++ {
 		name := fmt.Sprintf("random-%05d", i)
-		admitted, ran, err := c.randomPod(ctx, name, int64(c.plan.random(streamClaims, i).Uint64()>>1), classes)
+		admitted, ran, err := c.randomPod(ctx, name, i, classes)
 		if err != nil && ctx.Err() == nil {
 			c.report.violation("random", "%s: %v", name, err)
 		}
@@ -33,7 +33,8 @@ func (c *churn) randomPods(ctx, more context.Context) {
 }
 
 // randomPod is the life of one. It reports whether the API server admits the claim, and whether the pod ran.
-func (c *churn) randomPod(ctx context.Context, name string, seed int64, classes []string) (admitted, ran bool, err error) {
+func (c *churn) randomPod(ctx context.Context, name string, index int, classes []string) (admitted, ran bool, err error) {
+	seed := int64(c.plan.random(streamClaims, index).Uint64() >> 1)
 	templates := c.bed.kube.ResourceV1().ResourceClaimTemplates(namespace)
 	template := workload.Template(name, resourcegen.ClaimSpec(seed, classes))
 	creating, cancel := context.WithTimeout(ctx, podTimeout)
@@ -50,10 +51,13 @@ func (c *churn) randomPod(ctx context.Context, name string, seed int64, classes 
 	if err != nil || refused {
 		return false, false, err
 	}
-	pod := Shape{Name: "random", Claims: []Ask{Ask(name)}}.manifest(name, "")
+	r := c.plan.random(streamQueues, index)
+	pod := Shape{Name: "random", Claims: []Ask{Ask(name)}}.queued(name, anyOf(r, kubeScheduler, cleaveScheduler), anyOf(r, queues()...))
 	if err := c.bed.run(ctx, c.pods, pod, randomStays); err == nil {
 		ran = true
-		sleep(ctx, randomStays/2)
+		stays, cancel := context.WithTimeout(ctx, randomStays/2)
+		c.pods.waitGone(stays, name)
+		cancel()
 	}
 	if err := c.bed.endPod(ctx, c.pods, name, seed%8 == 0); err != nil {
 		return true, ran, err

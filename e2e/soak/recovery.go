@@ -22,17 +22,18 @@ const (
 	taintUnhealthy = nodeslices.TaintUnhealthy
 )
 
-// recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims runs.
-func (f *faults) recover(outer context.Context) error {
+// recover waits until the node is as without a fault: the programs run, the slices are right, and a pod with claims of a scheduler runs.
+// It returns the time that was lost as the pod was evicted, which says nothing of the node.
+func (f *faults) recover(outer context.Context, scheduler string) (lost time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(outer, recoverTimeout)
 	defer cancel()
 	if err := f.waitPrograms(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	if err := f.waitDevices(ctx, f.want); err != nil {
-		return err
+		return 0, err
 	}
-	return f.probe(ctx, outer)
+	return f.probe(ctx, outer, scheduler)
 }
 
 // waitPrograms waits until one process of each program runs, and none of those that were killed.
@@ -51,21 +52,21 @@ func (f *faults) waitPrograms(ctx context.Context) error {
 }
 
 // probe runs a pod with claims. It goes alongside what follows.
-func (f *faults) probe(ctx, outer context.Context) error {
+func (f *faults) probe(ctx, outer context.Context, scheduler string) (lost time.Duration, err error) {
 	f.probes++
 	name := fmt.Sprintf("probe-%05d", f.probes)
 	f.report.podCreated()
-	err := f.bed.runPod(ctx, f.pods, probe(), name, recoverTimeout)
+	lost, err = f.bed.runAgain(ctx, f.pods, probe().queued(name, scheduler, steady), recoverTimeout)
 	f.ending.Go(func() {
 		if err := f.bed.endPod(outer, f.pods, name, false); err != nil && outer.Err() == nil {
 			f.report.violation("pod", "%s: %v", name, err)
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	f.report.claimsHad(len(probe().Claims))
-	return nil
+	return lost, nil
 }
 
 // waitDevices waits until the node publishes just these devices, without taints.

@@ -10,6 +10,10 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cleave-dra/cleave/e2e/history"
 )
 
 // Report is what a soak ends in.
@@ -22,6 +26,9 @@ type Report struct {
 	Claims int `json:"claims"`
 	// Random are the claims at random that the API server was given, that it admitted, and that a pod ran with.
 	Random RandomClaims `json:"random"`
+	// Preempted pods were evicted for urgent ones, and Collided ones as their devices had been allocated twice.
+	Preempted int `json:"preempted"`
+	Collided  int `json:"collided"`
 	// PodsEnded is how many pods had containers that ended by a fault that ends containers, such as a reboot.
 	PodsEnded int           `json:"podsEnded"`
 	Faults    []FaultReport `json:"faults"`
@@ -62,8 +69,10 @@ const (
 	claimsAnHour = 5000
 	faultsAnHour = 200
 	randomAnHour = 60
-	ownP99       = 30.0   // seconds
-	anHour       = 3600.0 // seconds
+	// evictedAnHour is how many pods are evicted at least, for urgent ones and for collisions: with fewer, nothing is shown of either.
+	evictedAnHour = 30
+	ownP99        = 30.0   // seconds
+	anHour        = 3600.0 // seconds
 )
 
 // Missed says what a soak has too little of, or what took too long; nothing for one of less than an hour.
@@ -82,6 +91,10 @@ func (r *Report) Missed() []string {
 	check(float64(r.Injected) < faultsAnHour*hours, "%d faults in %.1f hours, want %d an hour", r.Injected, hours, faultsAnHour)
 	check(float64(r.Random.Ran) < randomAnHour*hours,
 		"pods ran with %d random claims in %.1f hours, want %d an hour", r.Random.Ran, hours, randomAnHour)
+	check(float64(r.Preempted) < evictedAnHour*hours,
+		"%d pods were evicted for urgent ones in %.1f hours, want %d an hour", r.Preempted, hours, evictedAnHour)
+	check(float64(r.Collided) < evictedAnHour*hours,
+		"%d pods were evicted as their devices had been allocated twice in %.1f hours, want %d an hour", r.Collided, hours, evictedAnHour)
 	check(r.Own.P99 > ownP99, "recovery from faults of Cleave's own programs took %.1f s (p99), want %.0f s at most", r.Own.P99, ownP99)
 	return missed
 }
@@ -98,9 +111,10 @@ func (r *Report) Write(out io.Writer) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	_, err := fmt.Fprintf(out, "\nseed %d, %.0f s: %d pods (%d disturbed by faults that end containers), %d claims, %d faults, "+
-		"%d violations, %d leaks; of %d random claims the API server admitted %d, and pods ran with %d\n",
+		"%d violations, %d leaks; of %d random claims the API server admitted %d, and pods ran with %d; "+
+		"%d pods were evicted for urgent ones, and %d as their devices had been allocated twice\n",
 		r.Seed, r.Seconds, r.Pods, r.PodsEnded, r.Claims, r.Injected, len(r.Violations), len(r.Leaks),
-		r.Random.Made, r.Random.Admitted, r.Random.Ran)
+		r.Random.Made, r.Random.Admitted, r.Random.Ran, r.Preempted, r.Collided)
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
@@ -130,6 +144,8 @@ type tally struct {
 	claims     int
 	random     RandomClaims
 	podsEnded  int
+	preempted  int
+	collided   int
 	recoveries []recovered
 	violations []string
 	pardons    map[victims]pardon
@@ -224,6 +240,26 @@ func (t *tally) podEnded(name string, shape Shape, created time.Time, how string
 	}
 }
 
+// evictions counts the pods that were evicted, by their UIDs with the reason of each. Those that are gone for no reason are violations.
+func (t *tally) evictions(reasons map[string]string, lost []*corev1.Pod) {
+	t.mu.Lock()
+	for _, reason := range reasons {
+		switch reason {
+		case history.ReasonPreempted:
+			t.preempted++
+		case history.ReasonAllocatedTwice:
+			t.collided++
+		}
+	}
+	lost = slices.DeleteFunc(slices.Clone(lost), func(p *corev1.Pod) bool { return t.refused[p.Name] })
+	t.mu.Unlock()
+	for _, p := range lost {
+		if reason := reasons[string(p.UID)]; reason != history.ReasonPreempted && reason != history.ReasonAllocatedTwice {
+			t.violation("pod", "%s is gone, and nobody evicted it for another: %q; %s", p.Name, reason, describe(p))
+		}
+	}
+}
+
 func (t *tally) recovered(f Fault, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -240,7 +276,7 @@ func (t *tally) report(took time.Duration, leaks []string) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := &Report{Seed: t.seed, Seconds: took.Seconds(), Pods: t.pods, Claims: t.claims, Random: t.random, PodsEnded: t.podsEnded,
-		Injected: len(t.recoveries), Leaks: leaks, Violations: t.violations}
+		Preempted: t.preempted, Collided: t.collided, Injected: len(t.recoveries), Leaks: leaks, Violations: t.violations}
 	var own []time.Duration
 	for _, k := range Kinds() {
 		var of []time.Duration

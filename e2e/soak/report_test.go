@@ -66,7 +66,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestReport_Missed(t *testing.T) {
-	good := Report{Seconds: 3600, Claims: 5000, Random: RandomClaims{Ran: 60}, Injected: 200, Own: Recovery{P99: 30}}
+	good := Report{Seconds: 3600, Claims: 5000, Random: RandomClaims{Ran: 60}, Preempted: 90, Collided: 90, Injected: 200, Own: Recovery{P99: 30}}
 	tests := map[string]struct {
 		change func(*Report)
 		want   []string
@@ -75,6 +75,9 @@ func TestReport_Missed(t *testing.T) {
 		"too few claims":   {func(r *Report) { r.Claims = 4999 }, []string{"4999 claims in 1.0 hours, want 5000 an hour"}},
 		"of three hours":   {func(r *Report) { r.Seconds, r.Claims, r.Random.Ran = 3*3600, 15000, 180 }, []string{"200 faults in 3.0 hours, want 200 an hour"}},
 		"no random claim":  {func(r *Report) { r.Random.Ran = 0 }, []string{"pods ran with 0 random claims in 1.0 hours, want 60 an hour"}},
+		"nobody preempted": {func(r *Report) { r.Preempted = 0 }, []string{"0 pods were evicted for urgent ones in 1.0 hours, want 30 an hour"}},
+		"few collisions": {func(r *Report) { r.Collided = 29 }, []string{
+			"29 pods were evicted as their devices had been allocated twice in 1.0 hours, want 30 an hour"}},
 		"slow recovery":    {func(r *Report) { r.Own.P99 = 30.1 }, []string{"recovery from faults of Cleave's own programs took 30.1 s (p99), want 30 s at most"}},
 		"minutes say less": {func(r *Report) { *r = Report{Seconds: 3599} }, nil},
 	}

@@ -59,7 +59,7 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 		return count.report(took, nil), errors.Join(ctx.Err(), err)
 	}
 	leaks, err := b.leaks(ctx, before)
-	if err = errors.Join(err, count.check(f.recorder, cluster.PodGroups(f.bed.cluster))); err != nil {
+	if err = errors.Join(err, count.check(f.recorder, f.pods, cluster.PodGroups(f.bed.cluster))); err != nil {
 		return count.report(took, nil), err
 	}
 	return count.report(took, leaks), nil
@@ -78,6 +78,8 @@ func underFire(ctx context.Context, f *faults, opts Options) time.Duration {
 	pods := newChurn(f.bed, f.plan, f.pods, f.report)
 	passing.Go(func() { pods.run(ctx, more) })
 	passing.Go(func() { pods.randomPods(ctx, more) })
+	passing.Go(func() { pods.rivals(ctx, more) })
+	passing.Go(func() { pods.urgentPods(ctx, more) })
 	if !f.run(ctx, more, opts.Only) {
 		enough() // what follows a fault without recovery says nothing
 	}
