@@ -33,9 +33,6 @@ func (b collisionBed) watch() *collisionWatch {
 
 func newCollisionBed(t *testing.T, model string) collisionBed {
 	b := collisionBed{newBed(t, ""), map[string]*corev1.Pod{}, fake.NewClientset()}
-	b.plugin.cluster.mutex.Lock()
-	b.plugin.cluster.changed = func(string) {} // the test looks
-	b.plugin.cluster.mutex.Unlock()
 	b.addNodes(model, "n1")
 	b.plugin.cluster.refresh(b.plugin.cluster.views["n1"][0])
 	return b

@@ -66,6 +66,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 	}
 	b.plugin = p.(*Plugin)
 	b.plugin.cluster.tie = func(types.UID, string) uint64 { return 0 } // by name
+	b.plugin.cluster.changed = func(string) {}                         // nobody looks for collisions meanwhile
 	b.plugin.checks.now = func() time.Time { return b.now }
 	b.plugin.checks.last = b.now // none is due yet
 	b.informers.Start(t.Context().Done())
