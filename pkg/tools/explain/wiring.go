@@ -29,7 +29,7 @@ func Miswirings(pod *corev1.Pod, in Namespace, o Objects) []Miswiring {
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
 		if spec := specOf(pod, ref, in); spec != nil {
-			w.claim(ref.Name, spec)
+			w.claim(ref, spec)
 		}
 	}
 	return w.found
@@ -54,8 +54,9 @@ type wiring struct {
 	found      []Miswiring
 }
 
-// claim looks at who uses a claim, by its name in the pod.
-func (w *wiring) claim(name string, spec *resourceapi.ResourceClaimSpec) {
+// claim looks at who uses a claim.
+func (w *wiring) claim(ref *corev1.PodResourceClaim, spec *resourceapi.ResourceClaimSpec) {
+	name := ref.Name
 	var requests, ours []string
 	for i := range spec.Devices.Requests {
 		r := &spec.Devices.Requests[i]
@@ -90,6 +91,9 @@ func (w *wiring) claim(name string, spec *resourceapi.ResourceClaimSpec) {
 		w.add(true, "no container names claim %q: its devices are allocated, and no container gets them. "+
 			"Add resources: {claims: [{name: %s}]} to one", name, name)
 		return
+	}
+	if ref.ResourceClaimName != nil {
+		return // other pods that name the claim may use the rest of it
 	}
 	for _, r := range ours {
 		if !used[r] {

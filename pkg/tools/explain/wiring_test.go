@@ -82,6 +82,26 @@ func TestMiswirings(t *testing.T) {
 	}
 }
 
+// Pods that name a claim may use a request of it each. What none of this pod's containers names is another pod's then.
+func TestMiswirings_NamedClaim(t *testing.T) {
+	b := newBed(t)
+	part := asks("mig-1g.10gb.cleave.dev", 1)
+	part.Name = "part"
+	claim := &resourceapi.ResourceClaim{}
+	claim.Name, claim.Spec = "pair", templates(asks("gpu.cleave.dev", 1), part).Templates["t"].Spec.Spec
+	in := Namespace{Claims: map[string]*resourceapi.ResourceClaim{"pair": claim}}
+	for containers, want := range map[string]int{
+		"[{name: a, resources: {claims: [{name: gpu, request: part}]}}]": 0,
+		"[{name: a}]": 1,
+	} {
+		pod := planned(t, containers)
+		pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &claim.Name}
+		if got := Miswirings(pod, in, b.Objects); len(got) != want {
+			t.Errorf("%s: got %v, want %d mistakes", containers, got, want)
+		}
+	}
+}
+
 // They are said of running pods, too: that is when somebody asks.
 func TestExplain_Miswired(t *testing.T) {
 	b := newBed(t, "hgx-h100")
