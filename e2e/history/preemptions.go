@@ -121,7 +121,7 @@ func (c *preemptions) isOvertaken(p *pod, victims []*pod, in span) bool {
 	})
 }
 
-// isContested reports whether somebody else than the victims has what is promised: it was allocated twice. Schedulers know allocated
+// isContested reports whether others than the victims have what is promised: it was allocated twice. Schedulers know allocated
 // devices by their names (allocateddevices.go of kube-scheduler 1.37), so of two claims that have one, they forget both with the first.
 func (c *preemptions) isContested(p *pod, promise Event) bool {
 	at := promise.At + c.limits.APILag
