@@ -14,7 +14,8 @@ import (
 	"k8s.io/kube-scheduler/framework"
 )
 
-// later tries pods again when others may be evicted that were safe until then. No event of the API server says so.
+// later tries pods again at a time of which no event of the API server tells: when others may be evicted that were safe until then, or
+// when those that were chosen are deleted.
 type later struct {
 	handle framework.Handle
 	mutex  sync.Mutex
@@ -45,6 +46,11 @@ func (l *later) add(pod *corev1.Pod, at time.Time) {
 	if least := time.Now().Add(soonest); at.Before(least) {
 		at = least
 	}
+	l.set(pod, at)
+}
+
+// set tries a pod at a time, however soon.
+func (l *later) set(pod *corev1.Pod, at time.Time) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	if len(l.pods) >= maxAppointments {

@@ -81,6 +81,20 @@ func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object,
 // Name is that of the plugin.
 func (p *preemptionPlugin) Name() string { return devicePreemption }
 
+// retryGated is after what a pod that is kept out of the queue is tried again.
+const retryGated = 200 * time.Millisecond
+
+// PreEnqueue keeps a pod out of the queue while its victims are being deleted, as DefaultPreemption does. A pod that an event queues
+// meanwhile is let in by events of this plugin alone (moveEntitiesToActiveOrBackoffQueue of kube-scheduler 1.37): the deletion of a
+// pod, which is none for a pod that waits for a claim. So it is tried again. It must not call the queue, which calls with its lock.
+func (p *preemptionPlugin) PreEnqueue(ctx context.Context, pod *corev1.Pod) *framework.Status {
+	status := p.DefaultPreemption.PreEnqueue(ctx, pod)
+	if !status.IsSuccess() {
+		p.later.set(pod, time.Now().Add(retryGated))
+	}
+	return status
+}
+
 // PostFilter finds pods whose eviction makes room for a pod that found none. For one without claims it is that of DefaultPreemption.
 func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {

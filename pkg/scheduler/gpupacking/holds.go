@@ -25,7 +25,7 @@ type Result = resourceapi.DeviceRequestAllocationResult
 
 // hold keeps the devices of a node for a pod that is nominated for it. kube-scheduler counts the CPU and memory of nominated pods for
 // others of the same or a lower priority, and knows nothing of their devices. Until the last victim has ended, those that were freed
-// are kept; then, those that the pod is to get.
+// are kept, with those that the pod is to get and nobody has; then, those that the pod is to get.
 type hold struct {
 	pod  *corev1.Pod
 	node string
@@ -258,6 +258,7 @@ func (v *view) keep(c *cluster, state *packing.State, holds []*hold, released ma
 			kept = append(kept, devices...)
 			continue
 		}
+		freed := sets.New[string]()
 		for _, uid := range slices.Sorted(maps.Keys(h.freed)) {
 			if c.allocated[uid] != nil && !released[uid] {
 				continue // it has them still
@@ -265,7 +266,13 @@ func (v *view) keep(c *cluster, state *packing.State, holds []*hold, released ma
 			for _, r := range ofView(h.freed[uid]) {
 				if state.TryAllocate(v.node.Uses([]Result{r})...) {
 					kept = append(kept, r)
+					freed.Insert(r.Device)
 				}
+			}
+		}
+		for _, r := range devices {
+			if !freed.Has(r.Device) && state.TryAllocate(v.node.Uses([]Result{r})...) {
+				kept = append(kept, r)
 			}
 		}
 	}

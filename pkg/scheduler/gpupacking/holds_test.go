@@ -89,6 +89,32 @@ func TestHold_Kept(t *testing.T) {
 	}
 }
 
+// TestHold_Free: what is free already, and would be missing once the victim has gone, is kept as well.
+func TestHold_Free(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	for i := range 7 {
+		b.run("n1", fmt.Sprint("low-", i), "1g.12gb", 0)
+	}
+	promised := slices.Concat(results(b.claims["low-2"]), results(b.claims["low-3"]))
+	b.remove("low-2")
+	urgent := b.pod("urgent", "1g.12gb")
+	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
+	b.plugin.shared.Hold(urgent, "n1", promised, []*resourceapi.ResourceClaim{b.claims["low-3"]})
+	other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: new(int32(0))}}
+	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(other, nil)); diff != "" {
+		t.Errorf("kept while the victim is there (-want +got):\n%s", diff)
+	}
+	if b.fits("lower", "1g.12gb", 0) {
+		t.Error("a pod of a lower priority gets what the other one needs")
+	}
+	b.remove("low-3")
+	if diff := cmp.Diff(promised, b.plugin.shared.Held(other, nil)); diff != "" {
+		t.Errorf("kept after the victim (-want +got):\n%s", diff)
+	}
+}
+
 // wholeOf is the device that is the whole GPU of node n1.
 func wholeOf(b evictionBed) string {
 	b.t.Helper()
