@@ -47,6 +47,14 @@ func (b *Browser) Open(ctx context.Context, width, height int) (*Page, error) {
 	return p, p.Resize(ctx, width, height)
 }
 
+// Close closes the tab.
+func (p *Page) Close(ctx context.Context) error {
+	p.browser.mu.Lock()
+	delete(p.browser.pages, p.session)
+	p.browser.mu.Unlock()
+	return p.call(ctx, "Page.close", nil, nil)
+}
+
 // Resize sets the size of the window.
 func (p *Page) Resize(ctx context.Context, width, height int) error {
 	size := map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}

@@ -35,7 +35,7 @@ type event struct {
 var kinds = map[string]string{
 	"/apis/resource.k8s.io/v1/resourceslices": "ResourceSlice", "/apis/resource.k8s.io/v1/resourceclaims": "ResourceClaim",
 	"/apis/resource.k8s.io/v1/deviceclasses": "DeviceClass", "/apis/resource.k8s.io/v1/devicetaintrules": "DeviceTaintRule",
-	"/api/v1/nodes": "Node",
+	"/api/v1/nodes": "Node", "/api/v1/pods": "Pod",
 }
 
 func groupOf(path string) string {

@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/browser"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/tools/dashboard"
@@ -37,6 +39,7 @@ const (
 	classesPath = "/apis/resource.k8s.io/v1/deviceclasses"
 	rulesPath   = "/apis/resource.k8s.io/v1/devicetaintrules"
 	nodesPath   = "/api/v1/nodes"
+	podsPath    = "/api/v1/pods"
 )
 
 // timeout is for a browser on a busy machine.
@@ -133,17 +136,29 @@ func (b *bed) setNode(name string, cordoned bool) {
 	b.api.put(nodesPath, name, constant(n, func(n *corev1.Node, v string) { n.ResourceVersion = v }))
 }
 
-// addClass adds a class of the driver.
+// addClass adds the class of whole GPUs.
 func (b *bed) addClass(name string) {
 	c := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	c.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", v1alpha1.Group)}}}
+	c.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.driver == %[1]q && device.attributes[%[1]q].type == %[2]q", v1alpha1.Group, gpu.TypeGPU)}}}
 	b.api.put(classesPath, name, constant(c, func(c *resourceapi.DeviceClass, v string) { c.ResourceVersion = v }))
 }
 
 // claim sets a claim, "namespace/name": allocated devices of a node, or pending without any.
 func (b *bed) claim(key, class, node string, devices ...string) {
+	b.put(newClaim(key, class, node, devices...))
+}
+
+// wanted sets a claim that waits for so many devices.
+func (b *bed) wanted(key, class string, count int64) {
+	c := newClaim(key, class, "")
+	c.Spec.Devices.Requests[0].Exactly.Count = count
+	b.put(c)
+}
+
+func newClaim(key, class, node string, devices ...string) *resourceapi.ResourceClaim {
 	namespace, name, _ := strings.Cut(key, "/")
-	c := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + strings.ReplaceAll(key, "/", "-")),
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + strings.ReplaceAll(key, "/", "-")),
 		CreationTimestamp: metav1.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(max(1, len(devices)))}}}
@@ -155,7 +170,33 @@ func (b *bed) claim(key, class, node string, devices ...string) {
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
 			resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: v1alpha1.Group, Pool: node, Device: d})
 	}
-	b.api.put(claimsPath, key, constant(c, func(c *resourceapi.ResourceClaim, v string) { c.ResourceVersion = v }))
+	return c
+}
+
+func (b *bed) put(c *resourceapi.ResourceClaim) {
+	b.api.put(claimsPath, c.Namespace+"/"+c.Name, constant(*c, func(c *resourceapi.ResourceClaim, v string) { c.ResourceVersion = v }))
+}
+
+// share sets a claim for a part of a shared device: one client, and of MPS a part of the cores and the memory.
+func (b *bed) share(key, class, node, device string, amounts ...string) {
+	c := newClaim(key, class, node, device)
+	has := map[resourceapi.QualifiedName]resource.Quantity{gpu.CapacityShares: resource.MustParse("1")}
+	for i, name := range []resourceapi.QualifiedName{gpu.CapacityCores, gpu.CapacityMemory}[:len(amounts)] {
+		has[name] = resource.MustParse(amounts[i])
+	}
+	c.Status.Allocation.Devices.Results[0].ConsumedCapacity = has
+	b.put(c)
+}
+
+// pod sets a pod that waits for a claim of its namespace.
+func (b *bed) pod(key, claim string) {
+	namespace, name, _ := strings.Cut(key, "/")
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("pod-" + name)}}
+	p.Spec.SchedulerName = corev1.DefaultSchedulerName
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim}}
+	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	b.api.put(podsPath, key, constant(p, func(p *corev1.Pod, v string) { p.ResourceVersion = v }))
 }
 
 // serve starts API server and dashboard, and waits until it has read the cluster.
@@ -165,7 +206,7 @@ func (b *bed) serve(t testing.TB) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL, QPS: -1})
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: v1alpha1.Group})
+	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: v1alpha1.Group, Pods: true})
 	must(t, err)
 	server, err := dashboard.New(source, b.config)
 	must(t, err)

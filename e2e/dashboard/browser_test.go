@@ -28,10 +28,15 @@ func smallCluster(t testing.TB) *bed {
 	b.claim("dev/scratch", "mig-1g.10gb.cleave.dev", "gpu-a1", h100[4]+"-mig-19-1")
 	b.claim("batch/render", "mig-2g.20gb.cleave.dev", "gpu-a2", h100[0]+"-mig-14-2")
 	b.claim("ci/run-17", "gpu.cleave.dev", "gpu-a2", h100[1])
-	b.claim("dev/notebook-1", "timeslice.cleave.dev", "gpu-a2", h100[2]+"-timeslice")
-	b.claim("team-blue/notebook", "timeslice.cleave.dev", "gpu-a2", h100[2]+"-timeslice")
+	b.share("dev/notebook-1", "timeslice.cleave.dev", "gpu-a2", h100[2]+"-timeslice")
+	b.share("team-blue/notebook", "timeslice.cleave.dev", "gpu-a2", h100[2]+"-timeslice")
 	b.claim("team-blue/render", "gpu.cleave.dev", "gpu-b1", b.gpus["l40s"][0])
+	b.share("inference/chat", "mps.cleave.dev", "gpu-a2", h100[3]+"-mps", "50", "40Gi")
+	b.share("inference/embeddings", "mps.cleave.dev", "gpu-a2", h100[3]+"-mps", "25", "20Gi")
 	b.claim("ml-research/waits", "mig-1g.10gb.cleav.dev", "")
+	b.wanted("ml-research/pretrain", "gpu.cleave.dev", 6)
+	b.wanted("team-blue/huge", "gpu.cleave.dev", 12)
+	b.pod("ml-research/pretrain-0", "pretrain")
 	b.setRule("drain-a2", "gpu-a2", h100[7])
 	b.setNode("gpu-b1", true)
 	return b
@@ -60,11 +65,14 @@ func TestScreenshots(t *testing.T) {
 		name, path string
 		dark       bool
 	}{
-		{"dashboard", "", false}, {"dashboard-dark", "", true}, {"dashboard-node", "nodes/gpu-a1", false}, {"dashboard-claim", "claims/ml-research/waits", false},
+		{"dashboard", "", false}, {"dashboard-dark", "", true}, {"dashboard-node", "nodes/gpu-a2", false}, {"dashboard-claim", "claims/ml-research/pretrain", false},
 	} {
 		p := b.open(ctx, t, chrome, shot.path)
-		must(t, p.Resize(ctx, 1280, 480))
+		must(t, p.Until(ctx, reasoned))
 		must(t, p.Dark(ctx, shot.dark))
+		var height int
+		must(t, p.Eval(ctx, heightOf, &height))
+		must(t, p.Resize(ctx, 1280, min(height, 720)))
 		data, err := p.Screenshot(ctx)
 		must(t, err)
 		must(t, os.WriteFile(fmt.Sprintf("%s/%s.png", strings.TrimSuffix(dir, "/"), shot.name), data, 0o600))
@@ -86,10 +94,13 @@ func TestBrowser_Overview(t *testing.T) {
 	}
 	is("a row for each node", "document.querySelectorAll('#nodes > .row').length === 3")
 	is("a map for each GPU", "document.querySelectorAll('#nodes .gpu').length === 20")
-	is("initials of namespaces", "document.querySelector('#node-gpu-a1 .gpu i').textContent === 'mr'")
+	is("initials of namespaces, and pods", "document.querySelector('#node-gpu-a1 .gpu i').textContent === 'mrtrain-0'")
+	is("numbers of GPUs", "[...document.querySelectorAll('#node-gpu-a1 .gpu > b')].map((b) => b.textContent).join() === '0,1,2,3,4,5,6,7'")
+	is("MPS shares by their amounts", `((all) => [0.5, 0.25, 0.25].every((want, i) => Math.abs(all[i].offsetWidth / all[0].parentElement.clientWidth - want) < 0.02))(
+		[...document.querySelectorAll('#node-gpu-a2 .gpu')[3].querySelectorAll('i')])`)
 	is("the taint", "document.querySelector('#node-gpu-a2 .badge').textContent === '1 tainted'")
 	is("the cordoned node", "document.querySelector('#node-gpu-b1 .badge').textContent === 'cordoned'")
-	is("the pending claim", "document.querySelector('.tile.alarm a[href=\"claims?q=is:pending\"]').textContent === '1'")
+	is("the pending claim", "document.querySelector('.tile.alarm a[href=\"claims?q=is:pending\"]').textContent === '3'")
 
 	is("the page's script", "document.readyState === 'complete'")
 
@@ -113,6 +124,11 @@ func TestBrowser_Overview(t *testing.T) {
 	is("the address", "location.search === '?q=l40'")
 	b.claim("ci/run-19", "gpu.cleave.dev", "gpu-a3", b.gpus["l40s"][1])
 	is("a change in a filtered list", "document.getElementById('node-gpu-a3').innerHTML.includes('ci/run-19')")
+	must(t, p.Press(ctx, "Escape", "/", "G", "P", "U", " ", "3", " ", "c", "h", "a", "t", "-", "0"))
+	is("a GPU by its number and pod", `document.querySelectorAll('#nodes .gpu').length === 1 &&
+		document.querySelector('#node-gpu-a2 .uses').textContent.includes('inference/chat mps (pod chat-0; 1 share, 40960 MiB, 50% cores)')`)
+	must(t, p.Press(ctx, "Escape", "/", "l", "4", "0"))
+	is("filtered rows", "document.querySelectorAll('#nodes > .row').length === 2")
 	must(t, p.Press(ctx, "Escape", "?"))
 	is("help", "document.getElementById('help').open")
 	must(t, p.Press(ctx, "Escape"))
@@ -121,7 +137,7 @@ func TestBrowser_Overview(t *testing.T) {
 	is("the node's page", "location.pathname === '/nodes/gpu-a3' && document.querySelectorAll('.gpu-card').length === 4")
 	is("the page's script", "document.readyState === 'complete'") // which hears the next keys, and is deferred
 	must(t, p.Press(ctx, "g", "c"))
-	is("the claims, pending first", "location.pathname === '/claims' && document.querySelector('.claim-row .name').textContent.includes('ml-research/waits')")
+	is("the claims, pending first", "location.pathname === '/claims' && document.querySelector('.claim-row .name').textContent.includes('ml-research/pretrainpod pretrain-0')")
 	must(t, p.Press(ctx, "u"))
 	clean(t, p, b)
 }
@@ -148,8 +164,9 @@ func TestBrowser_NodeAndClaim(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	p := b.open(ctx, t, startBrowser(ctx, t), "nodes/gpu-a1")
-	must(t, p.Until(ctx, "document.querySelector('#gpus .map .a span').textContent === 'ml-research/train'"))
-	must(t, p.Eval(ctx, "window.kept = document.querySelector('.gpu-card'), 0", nil))
+	must(t, p.Until(ctx, "document.querySelector('#gpus .map .a span').textContent === 'mrtrain-0'"))
+	// What is free is folded, and stays open when it changes.
+	must(t, p.Until(ctx, "document.querySelectorAll('details.gpu-card:not([open])').length === 3"))
 	b.claim("ci/run-18", "gpu.cleave.dev", "gpu-a1", b.gpus["hgx-h100"][6])
 	must(t, p.Until(ctx, "document.getElementById('gpus').textContent.includes('ci/run-18')"))
 	must(t, p.Until(ctx, "document.querySelector('#gpus a[href$=\"claims/ci/run-18\"]') !== null"))

@@ -4,6 +4,8 @@ package dashboard
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +22,7 @@ var stateClass = map[inspect.SegmentState]string{
 	inspect.SegmentChanging:  "c",
 	inspect.SegmentUnmanaged: "u",
 	inspect.SegmentTainted:   "t",
+	inspect.SegmentRest:      "l",
 }
 
 // stateSign is drawn in a bar without a claim.
@@ -27,43 +30,75 @@ var stateSign = map[inspect.SegmentState]string{
 	inspect.SegmentChanging: "~", inspect.SegmentUnmanaged: "×", inspect.SegmentTainted: "!",
 }
 
-// mapWidth is how many columns a slice map has in the style sheet (w1 to w8).
-const mapWidth = 8
+// mapWidth is how many columns a slice map has in the style sheet (w1 to w40): five for each of eight placement units.
+const mapWidth = 40
 
-// miniMap is a GPU's slice map in a row of the list.
+// Columns that texts of a row's bars need.
+const (
+	initialsWidth = mapWidth / 10
+	nameWidth     = mapWidth / 3
+)
+
+// miniMap is a GPU's number and slice map in a row of the list.
 func (r *renderer) miniMap(g *fleet.GPU) *html.Node {
-	names := []string{"gpu"}
+	names, number := []string{"gpu"}, strings.TrimPrefix(g.Name, "GPU")
 	if len(g.Taints) > 0 {
-		names = append(names, "tainted")
+		names, number = append(names, "tainted"), "!"+number
 	}
-	n := el("span", class(names...), attr{"role", "img"}, attr{"aria-label", gpuLabel(g)}, attr{"title", gpuLabel(g)})
-	for i := 0; i < len(g.Bars); i++ {
-		b, last := &g.Bars[i], i
-		for last+1 < len(g.Bars) && b.Claim == "" && g.Bars[last+1].Claim == "" && g.Bars[last+1].State == b.State && b.Label == "" &&
-			g.Bars[last+1].Label == "" {
-			last++
-		}
-		units := 0
-		for _, same := range g.Bars[i : last+1] {
-			units += same.Units
-		}
-		n.AppendChild(r.bar(b, units, g.Units))
-		i = last
+	bars := el("span", class("bar"))
+	merged := mergeFree(g.Bars)
+	for i, width := range columns(merged) {
+		bars.AppendChild(r.bar(&merged[i], width))
 	}
-	return n
+	label := gpuLabel(g)
+	return el("span", class(names...), attr{"role", "img"}, attr{"aria-label", label}, attr{"title", label}, el("b", number), bars)
+}
+
+// mergeFree makes one bar of neighbours without a claim or a label.
+func mergeFree(all []fleet.Bar) []fleet.Bar {
+	var merged []fleet.Bar
+	empty := func(b *fleet.Bar) bool { return b.Claim == "" && b.Label == "" }
+	for i := range all {
+		b := &all[i]
+		if last := len(merged) - 1; last >= 0 && empty(b) && empty(&merged[last]) && merged[last].State == b.State {
+			merged[last].Units += b.Units
+			merged[last].Part += b.Part
+			continue
+		}
+		merged = append(merged, *b)
+	}
+	return merged
 }
 
 // bar is one part of a mini map.
-func (r *renderer) bar(b *fleet.Bar, units, of int) *html.Node {
-	text := stateSign[b.State]
+func (r *renderer) bar(b *fleet.Bar, width int) *html.Node {
+	text := []any{stateSign[b.State]}
 	if ns := b.Namespace(); ns != "" {
-		text = initials(ns)
+		text = []any{}
+		if width >= initialsWidth {
+			text = append(text, el("b", r.palette.initials(ns)))
+		}
+		if width >= nameWidth {
+			text = append(text, el("span", user(b)))
+		}
 	}
-	return el("i", class(barClasses(r.palette.class(b.Namespace()), b.State, units, of)...), text)
+	return el("i", class(barClasses(r.palette.class(b.Namespace()), b.State, width)...), text)
 }
 
-func barClasses(colour string, state inspect.SegmentState, units, of int) []string {
-	names := []string{"w" + strconv.Itoa(columns(units, of))}
+// user is who has a bar: the first pod, or the claim without its namespace.
+func user(b *fleet.Bar) string {
+	if len(b.Pods) == 1 {
+		return b.Pods[0]
+	}
+	if len(b.Pods) > 1 {
+		return fmt.Sprintf("%s +%d", b.Pods[0], len(b.Pods)-1)
+	}
+	_, name, _ := strings.Cut(b.Claim, "/")
+	return name
+}
+
+func barClasses(colour string, state inspect.SegmentState, width int) []string {
+	names := []string{"w" + strconv.Itoa(width)}
 	for _, name := range []string{stateClass[state], colour} {
 		if name != "" {
 			names = append(names, name)
@@ -72,16 +107,38 @@ func barClasses(colour string, state inspect.SegmentState, units, of int) []stri
 	return names
 }
 
-// columns is the width of a bar, at least one column of eight.
-func columns(units, of int) int { return min(mapWidth, max(1, (units*mapWidth+of/2)/of)) }
+// columns are the widths of bars: they add up to mapWidth, and each is at least 1. With more bars than columns the last ones are not
+// drawn.
+func columns(bars []fleet.Bar) []int {
+	widths := make([]int, min(len(bars), mapWidth))
+	covered, drawn := 0.0, 0
+	for i := range widths {
+		covered += bars[i].Part
+		widths[i] = max(1, int(math.Round(covered*mapWidth))-drawn)
+		drawn += widths[i]
+	}
+	for ; drawn > mapWidth; drawn-- { // those of less than a column take from the widest
+		widest := 0
+		for i, w := range widths {
+			if w > widths[widest] {
+				widest = i
+			}
+		}
+		widths[widest]--
+	}
+	if n := len(widths); n > 0 && drawn < mapWidth {
+		widths[n-1] += mapWidth - drawn
+	}
+	return widths
+}
 
 // gpuLabel describes a map.
 func gpuLabel(g *fleet.GPU) string {
 	parts := []string{g.Name}
-	for _, b := range g.Bars {
-		switch {
+	for i := range g.Bars {
+		switch b := &g.Bars[i]; {
 		case b.Claim != "":
-			parts = append(parts, strings.TrimSpace(b.Label+" "+b.Claim))
+			parts = append(parts, b.Label+" "+barText(b))
 		case b.Label != "":
 			parts = append(parts, b.Label+" "+b.Means)
 		}
@@ -90,7 +147,41 @@ func gpuLabel(g *fleet.GPU) string {
 	for _, t := range g.Taints {
 		parts = append(parts, "taint "+taintText(t))
 	}
-	return strings.Join(parts, ", ")
+	return strings.TrimSpace(strings.Join(parts, ", "))
+}
+
+// barText is who has a bar, in words: "team/chat (pod chat-0; 1 share, 50% cores)".
+func barText(b *fleet.Bar) string {
+	var more []string
+	switch len(b.Pods) {
+	case 0:
+	case 1:
+		more = append(more, "pod "+b.Pods[0])
+	default:
+		more = append(more, "pods "+strings.Join(b.Pods, ", "))
+	}
+	if b.Details != "" {
+		more = append(more, b.Details)
+	}
+	if more == nil {
+		return b.Claim
+	}
+	return b.Claim + " (" + strings.Join(more, "; ") + ")"
+}
+
+// gpuName is the name of the GPU that a device is, or is a part of; empty if it is not known.
+func gpuName(shot *fleet.Snapshot, d *fleet.Device) string {
+	at, found := slices.BinarySearchFunc(shot.Nodes, d.Node, func(n *fleet.Node, name string) int { return strings.Compare(n.Name, name) })
+	if !found {
+		return ""
+	}
+	for i := range shot.Nodes[at].GPUs {
+		g := &shot.Nodes[at].GPUs[i]
+		if rest, ok := strings.CutPrefix(d.Device, g.Device); ok && (rest == "" || rest[0] == '-') {
+			return g.Name
+		}
+	}
+	return ""
 }
 
 func taintText(t inspect.Taint) string {

@@ -3,6 +3,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 	var shown []*fleet.Claim
 	for _, pending := range []bool{true, false} {
 		for _, c := range shot.Claims {
-			if c.Allocated != pending && q.matches(claimText(c)) {
+			if c.Allocated != pending && q.matches(claimText(shot, c)) {
 				shown = append(shown, c)
 			}
 		}
@@ -32,7 +33,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 			continue
 		}
 		id := "claim-" + c.Namespace + "-" + c.UID
-		row, version := r.claimRow(id, c), c.Version
+		row, version := r.claimRow(shot, id, c), c.Version
 		if !c.Allocated && i < mostReasons {
 			row.AppendChild(el("p", class("why"), r.why(c.Key(), shot.Version)))
 			version = 0 // the reason may change
@@ -63,7 +64,7 @@ func claimState(c *fleet.Claim) string {
 }
 
 // claimText is the text that the filter searches.
-func claimText(c *fleet.Claim) string {
+func claimText(shot *fleet.Snapshot, c *fleet.Claim) string {
 	words := []string{c.Key(), "ns:" + c.Namespace, "is:" + claimState(c)}
 	if !c.Allocated {
 		words = append(words, "is:pending")
@@ -74,15 +75,20 @@ func claimText(c *fleet.Claim) string {
 	for _, request := range c.Requests {
 		words = append(words, request.Asks...)
 	}
-	for _, d := range c.Devices {
-		words = append(words, d.Node, d.Device, d.UUID)
+	for i := range c.Devices {
+		d := &c.Devices[i]
+		words = append(words, d.Node, d.Device, d.UUID, gpuName(shot, d))
 	}
-	return strings.ToLower(strings.Join(append(words, c.Pods...), "\n"))
+	for _, pod := range c.Pods {
+		words = append(words, c.Namespace+"/"+pod)
+	}
+	return strings.ToLower(strings.Join(words, "\n"))
 }
 
-func (r *renderer) claimRow(id string, c *fleet.Claim) *html.Node {
+func (r *renderer) claimRow(shot *fleet.Snapshot, id string, c *fleet.Claim) *html.Node {
 	where := el("span", class("where"))
-	for i, d := range c.Devices {
+	for i := range c.Devices {
+		d := &c.Devices[i]
 		if i == 4 {
 			where.AppendChild(el("span", fmt.Sprintf("and %d more", len(c.Devices)-i)))
 			break
@@ -90,14 +96,49 @@ func (r *renderer) claimRow(id string, c *fleet.Claim) *html.Node {
 		if i == 0 || c.Devices[i-1].Node != d.Node {
 			where.AppendChild(el("a", attr{"href", nodePath(d.Node)}, d.Node))
 		}
-		where.AppendChild(el("span", d.Device))
+		where.AppendChild(el("span", attr{"title", d.Device}, deviceText(shot, d)))
 	}
 	state := claimState(c)
+	if !c.Allocated {
+		add(where, []any{el("span", "waits for ", since(c.Created))})
+	}
 	return el("li", attr{"id", id}, class("row", "claim-row", "is-"+state),
-		el("span", class("name"), r.claimLink(c.Key(), "./"), el("small", strings.Join(c.Pods, ", "))),
+		el("span", class("name"), r.claimLink(c.Key(), "./"), el("small", podsText(c))),
 		el("span", class("asks"), asks(c)),
 		where,
 		el("span", class("badges"), el("span", class("badge", "state-"+state), state)))
+}
+
+// deviceText is GPU3, or GPU3 with the part of it: "GPU3 mig-19-0".
+func deviceText(shot *fleet.Snapshot, d *fleet.Device) string {
+	name := gpuName(shot, d)
+	if name == "" {
+		return d.Device
+	}
+	if parts := strings.SplitN(d.Device, "-", 6); len(parts) == 6 {
+		return name + " " + parts[5]
+	}
+	return name
+}
+
+// podsText names the pods of a claim.
+func podsText(c *fleet.Claim) string {
+	switch {
+	case len(c.Pods) == 1:
+		return "pod " + c.Pods[0]
+	case len(c.Pods) > 1:
+		return "pods " + strings.Join(c.Pods, ", ")
+	case c.Allocated:
+		return "no pod uses it"
+	default:
+		return "no pod is known to wait for it"
+	}
+}
+
+// since is a time, which app.js shows as an age. In the markup it does not change, so that pages get it once.
+func since(t time.Time) *html.Node {
+	text := t.Format("2006-01-02 15:04 UTC")
+	return el("time", class("age"), attr{"datetime", t.Format(time.RFC3339)}, attr{"title", text}, "since "+text)
 }
 
 // asks describes the requests of a claim.
@@ -125,7 +166,7 @@ func (r *renderer) claimPage(shot *fleet.Snapshot, namespace, name string) (*pag
 	}
 	p := &page{title: c.Key(), section: "Claims", root: "../../", parts: []part{
 		one("notices", 0, notices(shot)),
-		one("claim", c.Version, r.claimHead(c)),
+		one("claim", c.Version, r.claimHead(shot, c)),
 	}}
 	if !c.Allocated {
 		p.parts = append(p.parts, one("explanation", 0, r.explanation(c.Key(), shot.Version)))
@@ -135,29 +176,31 @@ func (r *renderer) claimPage(shot *fleet.Snapshot, namespace, name string) (*pag
 	return p, nil
 }
 
-func (r *renderer) claimHead(c *fleet.Claim) *html.Node {
+func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 	state := claimState(c)
-	head := el("section", el("h1", el("i", class("w1", "a", r.palette.class(c.Namespace)), initials(c.Namespace)), " "+c.Key()+" ",
-		el("span", class("badge", "state-"+state), state)))
+	head := el("section", el("h1", r.chip(c.Namespace), " "+c.Key()+" ", el("span", class("badge", "state-"+state), state)))
 	facts := el("dl", class("facts"))
-	fact(facts, "pods", strings.Join(c.Pods, ", "))
+	fact(facts, "pods", cmp.Or(strings.Join(c.Pods, ", "), podsText(c)))
 	if c.ExtendedResources {
 		fact(facts, "claim", "does not exist yet: the scheduler creates it for the pod's extended resources once they fit")
+	}
+	if !c.Allocated {
+		fact(facts, "waits for", since(c.Created))
 	}
 	fact(facts, "created", c.Created.Format(time.DateTime)+" UTC")
 	fact(facts, "UID", c.UID)
 	head.AppendChild(facts)
-	var requests, devices []*html.Node
+	var requests, devices [][]any
 	for _, request := range c.Requests {
-		requests = append(requests, el("tr", el("td", request.Name), el("td", strings.Join(request.Asks, ", or "))))
+		requests = append(requests, []any{request.Name, strings.Join(request.Asks, ", or ")})
 	}
-	for _, d := range c.Devices {
+	for i := range c.Devices {
+		d := &c.Devices[i]
 		access := ""
 		if d.AdminAccess {
 			access = "admin access"
 		}
-		devices = append(devices, el("tr", el("td", d.Request), el("td", el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)),
-			el("td", d.Device), el("td", d.UUID), el("td", access)))
+		devices = append(devices, []any{d.Request, el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node), gpuName(shot, d), d.Device, d.UUID, access})
 	}
 	columns := []string{"Request", "Class"}
 	if c.ExtendedResources {
@@ -165,7 +208,7 @@ func (r *renderer) claimHead(c *fleet.Claim) *html.Node {
 	}
 	add(head, []any{el("h2", "Requests"), table(columns, requests)})
 	if devices != nil {
-		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "Device", "UUID", ""}, devices)})
+		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "GPU", "Device", "UUID", ""}, devices)})
 	}
 	return head
 }

@@ -79,7 +79,7 @@ func get(s http.Handler, path string) *httptest.ResponseRecorder {
 // busyNode has a GPU of each use.
 func busyNode(name string, version uint64) *fleet.Node {
 	bar := func(units int, state inspect.SegmentState, label, claim string) fleet.Bar {
-		return fleet.Bar{Units: units, State: state, Means: state.String(), Label: label, Claim: claim}
+		return fleet.Bar{Units: units, Part: float64(units) / 8, State: state, Means: state.String(), Label: label, Claim: claim}
 	}
 	return &fleet.Node{Name: name, Version: version, Policy: "inference", GPUs: []fleet.GPU{
 		{Name: "GPU0", Device: "gpu-0", Product: "NVIDIA H100", Units: 8, Use: fleet.Whole, Free: "nothing",

@@ -68,19 +68,29 @@ func nodeHead(n *fleet.Node, v *inspect.View) *html.Node {
 	return head
 }
 
-// gpuSection is one GPU of a node.
+// gpuSection is one GPU of a node. One that nothing is to be said of is folded.
 func (r *renderer) gpuSection(g *inspect.GPU, n *fleet.Node) *html.Node {
-	section := el("section", class("gpu-card"), el("h2", g.Name, " ", el("small", g.Product)))
-	free := g.FreeText()
+	free, use := g.FreeText(), fleet.Use("")
+	var bars *html.Node
 	if i := slices.IndexFunc(n.GPUs, func(r fleet.GPU) bool { return r.Device == g.Device }); i >= 0 {
-		section.AppendChild(r.bigMap(&n.GPUs[i]))
-		free = n.GPUs[i].Free
+		bars, free, use = r.bigMap(&n.GPUs[i]), n.GPUs[i].Free, n.GPUs[i].Use
 	}
+	allocated, taints := r.allocations(g), taintList(g)
+	fold := use == fleet.Unused && allocated == nil && taints == nil
+	section, head := el("section", class("gpu-card")), el("h2", g.Name, " ", el("small", g.Product))
+	if fold {
+		section = el("details", class("gpu-card"))
+		head = el("summary", el("h2", g.Name, " ", el("small", "free: "+free)))
+	}
+	add(section, []any{head, taints, bars, allocated})
 	facts := el("dl", class("facts"))
 	fact(facts, "free", free)
 	fact(facts, "device", g.Device)
 	fact(facts, "PCI", g.PCIAddress)
 	fact(facts, "UUID", g.UUID)
+	if fold {
+		fact(facts, "product", g.Product)
+	}
 	if g.MemoryBytes > 0 {
 		fact(facts, "memory", fmt.Sprintf("%.1f GiB", float64(g.MemoryBytes)/(1<<30)))
 	}
@@ -92,44 +102,45 @@ func (r *renderer) gpuSection(g *inspect.GPU, n *fleet.Node) *html.Node {
 		fact(facts, "NVLinks", strconv.Itoa(*g.NVLinks))
 	}
 	section.AppendChild(facts)
-	add(section, []any{r.allocations(g), taintList(g)})
 	for _, note := range g.Notes {
 		section.AppendChild(el("p", class("note"), note))
 	}
 	return section
 }
 
-// bigMap is a slice map with names.
+// bigMap is a slice map with names. Units that are free have a line each.
 func (r *renderer) bigMap(g *fleet.GPU) *html.Node {
 	n := el("div", class("map"), attr{"role", "img"}, attr{"aria-label", gpuLabel(g)})
-	for i := range g.Bars {
+	for i, width := range columns(g.Bars) {
 		b := &g.Bars[i]
-		text := []any{stateSign[b.State]}
+		var text any = el("small", stateSign[b.State]+" "+b.Label)
 		if b.Claim != "" {
-			text = []any{el("b", initials(b.Namespace())), el("span", b.Claim), el("small", b.Label)}
-		} else if b.Label != "" {
-			text = []any{stateSign[b.State] + " ", el("small", b.Label)}
+			text = []any{el("span", el("b", r.palette.initials(b.Namespace())), el("em", user(b))), el("small", b.Label)}
+		} else if b.State == inspect.SegmentRest {
+			text = el("small", "full")
 		}
-		n.AppendChild(el("i", class(barClasses(r.palette.class(b.Namespace()), b.State, b.Units, g.Units)...), text))
+		n.AppendChild(el("i", class(barClasses(r.palette.class(b.Namespace()), b.State, width)...), attr{"title", barTitle(b)}, text))
 	}
 	return n
 }
 
+// barTitle says all that is known of a bar.
+func barTitle(b *fleet.Bar) string {
+	if b.Claim == "" {
+		return strings.TrimSpace(b.Label + " " + b.Means)
+	}
+	return b.Label + " " + barText(b)
+}
+
 // allocations are the claims on a GPU; nil without any.
 func (r *renderer) allocations(g *inspect.GPU) *html.Node {
-	var rows []*html.Node
+	var rows [][]any
 	add := func(shape, state string, c *inspect.Claim) {
-		row := el("tr", el("td", shape), el("td", state))
-		if c == nil {
-			row.AppendChild(el("td", "–"))
-			row.AppendChild(el("td", ""))
-			row.AppendChild(el("td", ""))
-		} else {
-			row.AppendChild(el("td", r.claimLink(c.Claim, "../")))
-			row.AppendChild(el("td", strings.Join(c.Pods, ", ")))
-			row.AppendChild(el("td", c.Details()))
+		cells := []any{shape, state, "–", "", ""}
+		if c != nil {
+			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), c.Details()}
 		}
-		rows = append(rows, row)
+		rows = append(rows, cells)
 	}
 	for i := range g.Shapes {
 		shape := &g.Shapes[i]
@@ -152,19 +163,33 @@ func (r *renderer) allocations(g *inspect.GPU) *html.Node {
 	return table([]string{"Shape", "State", "Claim", "Pods", "Details"}, rows)
 }
 
-func table(header []string, rows []*html.Node) *html.Node {
+// table has a row for each of rows. On a narrow screen each cell is a line with the name of its column; one without content is left out.
+func table(header []string, rows [][]any) *html.Node {
 	head := el("tr")
 	for _, h := range header {
 		head.AppendChild(el("th", attr{"scope", "col"}, h))
 	}
-	return el("div", class("scroll"), el("table", el("thead", head), el("tbody", rows)))
+	body := el("tbody")
+	for _, cells := range rows {
+		row := el("tr")
+		for i, cell := range cells {
+			row.AppendChild(el("td", attr{"data-label", header[i]}, cell))
+		}
+		body.AppendChild(row)
+	}
+	return el("div", class("scroll"), el("table", class("cells"), el("thead", head), body))
 }
 
 // claimLink names a claim with the colour and initials of its namespace.
 func (r *renderer) claimLink(key, root string) *html.Node {
 	namespace, name, _ := strings.Cut(key, "/")
 	return el("a", class("claim"), attr{"href", root + claimPath(namespace, name)},
-		el("i", class("w1", "a", r.palette.class(namespace)), initials(namespace)), " "+key)
+		r.chip(namespace), " "+key)
+}
+
+// chip is a namespace's colour and letters.
+func (r *renderer) chip(namespace string) *html.Node {
+	return el("i", class("chip", "a", r.palette.class(namespace)), attr{"aria-hidden", "true"}, r.palette.initials(namespace))
 }
 
 // taintList has each taint of a GPU with its meaning, and how many devices it closes.
@@ -196,16 +221,25 @@ func topology(v *inspect.View) *html.Node {
 	if len(v.GPUs) < 2 {
 		return section
 	}
-	header := []string{""}
-	var rows []*html.Node
+	head, body := el("tr", el("td")), el("tbody")
 	for i := range v.GPUs {
-		header = append(header, v.GPUs[i].Name)
-		row := el("tr", el("th", attr{"scope", "row"}, v.GPUs[i].Name))
+		head.AppendChild(el("th", attr{"scope", "col"}, gpuNumber(v.GPUs[i].Name)))
+		row := el("tr", el("th", attr{"scope", "row"}, gpuNumber(v.GPUs[i].Name)))
 		for _, word := range v.Connections[i] {
 			row.AppendChild(el("td", word))
 		}
-		rows = append(rows, row)
+		body.AppendChild(row)
 	}
-	add(section, []any{el("h2", "Topology"), table(header, rows)})
+	matrix := el("table", class("matrix"), el("thead", head), body)
+	add(section, []any{el("h2", "Topology"), el("div", class("scroll"), attr{"tabindex", "0"}, attr{"role", "region"}, attr{"aria-label", "Topology"}, matrix)})
 	return section
+}
+
+// gpuNumber is "GPU3", of which a phone shows the number.
+func gpuNumber(name string) []any {
+	number, ok := strings.CutPrefix(name, "GPU")
+	if !ok {
+		return []any{name}
+	}
+	return []any{el("span", class("wide"), "GPU"), number}
 }

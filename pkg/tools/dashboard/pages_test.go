@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,7 +106,7 @@ func TestPages_HostileNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, p := range map[string]*page{"overview": s.pages.overview(shot, query{page: 1, text: evil}), "node": node,
-			"claims": s.pages.claimsPage(shot, query{page: 1}), "claim": {parts: []part{one("claim", 1, s.pages.claimHead(shot.Claims[0]))}, title: evil}} {
+			"claims": s.pages.claimsPage(shot, query{page: 1}), "claim": {parts: []part{one("claim", 1, s.pages.claimHead(shot, shot.Claims[0]))}, title: evil}} {
 			var b strings.Builder
 			if err := writeDocument(&b, p.document("b", "l")); err != nil {
 				t.Fatal(err)
@@ -119,7 +120,7 @@ var allowedElements = map[string]bool{}
 
 func init() {
 	for _, tag := range strings.Fields(`html head meta title link script body a header nav span button main dialog h1 h2 dl dt dd div kbd form
-		section p ul li i small strong b input table thead tbody tr th td`) {
+		section p ul li i small strong b em code time details summary input table thead tbody tr th td`) {
 		allowedElements[tag] = true
 	}
 }
@@ -184,15 +185,29 @@ func TestOverview_Pages(t *testing.T) {
 	}
 }
 
-func TestQuery_Matches(t *testing.T) {
-	text := searchText(busyNode("gpu-a", 1))
-	for q, want := range map[string]bool{
-		"": true, "gpu-a": true, "h100": true, "ml-research": true, "ns:ml-research": true, "ns:ml": false, "is:tainted": true, "is:free": false,
-		"is:whole h100": true, "is:whole l40s": false, "policy:inference": true, "xid-79": true, "dev/a": true,
+func TestOverview_Filter(t *testing.T) {
+	n := busyNode("gpu-a", 1)
+	n.GPUs[1].Bars[0].Pods = []string{"a-0"}
+	n.GPUs[0].UUID = "GPU-5d4ce926-d7c7-5db4-903a-b4ee017f7df2"
+	r := &renderer{rows: map[string]row{}}
+	for q, want := range map[string]string{ // the GPUs of the row; empty for no row
+		"": "0 1 2", "gpu-a": "0 1 2", "h100": "0 1 2", "ml-research": "0 1 2", "ns:ml-research": "0 1 2", "ns:ml": "", "is:tainted": "0 1 2", "is:free": "",
+		"is:whole h100": "0 1 2", "is:whole l40s": "", "policy:inference": "0 1 2", "xid-79": "0 1 2", "dev/a": "0 1 2", "a-0": "0 1 2", "dev/a-0": "0 1 2",
+		"GPU1": "1", "gpu 1": "1", "GPU #1": "1", "gpu10": "", "gpu3": "", "GPU-5d4ce926": "0", "gpu-5d4ce926-d7c7": "0", "gpu-5d": "0 1 2", "gpu1 dev/a-0": "1",
+		"gpu0 dev/a-0": "", "gpu0 ml-research": "0",
 	} {
-		query := query{words: strings.Fields(q)}
-		if got := query.matches(text); got != want {
-			t.Errorf("%q: %v", q, got)
+		row, ok := r.matching(n, query{words: wordsOf(q)})
+		var got []string
+		if !ok {
+			row.markup = ""
+		}
+		walk(t, row.markup, func(e *html.Node) {
+			if e.Data == "b" && e.Parent.Data == "span" && strings.HasPrefix(e.Parent.Attr[0].Val, "gpu") {
+				got = append(got, strings.TrimPrefix(e.FirstChild.Data, "!"))
+			}
+		})
+		if found := strings.Join(got, " "); found != want || ok != (want != "") {
+			t.Errorf("%q: %v with GPUs %q, want %q", q, ok, found, want)
 		}
 	}
 }
@@ -203,7 +218,7 @@ func TestQuery_Problems(t *testing.T) {
 		n := busyNode("gpu-a", 1)
 		n.State = state
 		q := query{words: []string{"is:problem"}}
-		if got := q.matches(searchText(n)); got != want || n.HasProblem() != want {
+		if got := q.matches(nodeText(n)); got != want || n.HasProblem() != want {
 			t.Errorf("%q: got %t, want %t", state, got, want)
 		}
 	}
@@ -222,8 +237,44 @@ func TestPalette_Colours(t *testing.T) {
 		t.Errorf("a namespace changed its colour from %d to %d", first, again)
 	}
 	for namespace, want := range map[string]string{"ml-research": "mr", "dev": "de", "x": "x", "": "", "-": "", "größe": "gr", "öl": "öl", "a.b": "ab"} {
-		if got := initials(namespace); got != want {
+		if got := (&palette{}).initials(namespace); got != want {
 			t.Errorf("initials of %q are %q, want %q", namespace, got, want)
+		}
+	}
+	var got []string
+	for _, namespace := range []string{"default", "demo", "dev", "d", "de", "dev"} {
+		got = append(got, p.initials(namespace))
+	}
+	if diff := cmp.Diff([]string{"de", "dm", "dv", "d", "d0", "dv"}, got); diff != "" {
+		t.Errorf("initials that begin alike (-want +got):\n%s", diff)
+	}
+}
+
+// Bars are as wide as their parts, none is invisible, and together they are as wide as the GPU.
+func TestColumns_Widths(t *testing.T) {
+	many := make([]float64, 50)
+	for i := range many {
+		many[i] = 0.02
+	}
+	for name, test := range map[string]struct {
+		parts []float64
+		want  []int
+	}{
+		"whole":      {[]float64{1}, []int{40}},
+		"eighths":    {[]float64{0.125, 0.25, 0.5, 0.125}, []int{5, 10, 20, 5}},
+		"75 % used":  {[]float64{0.5, 0.25, 0.25}, []int{20, 10, 10}},
+		"thirds":     {[]float64{1. / 3, 1. / 3, 1. / 3}, []int{13, 14, 13}},
+		"slivers":    {[]float64{0.001, 0.001, 0.998}, []int{1, 1, 38}},
+		"too little": {[]float64{0.3}, []int{40}},
+		"none":       {nil, []int{}},
+		"too many":   {many, slices.Repeat([]int{1}, 40)},
+	} {
+		var bars []fleet.Bar
+		for _, part := range test.parts {
+			bars = append(bars, fleet.Bar{Part: part})
+		}
+		if diff := cmp.Diff(test.want, columns(bars)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

@@ -152,7 +152,7 @@ func (r *renderer) why(key string, version uint64) string {
 	}
 	for _, g := range e.Groups {
 		if !g.Fits && len(g.Causes) > 0 {
-			return nodesText(g.Nodes) + ": " + g.Causes[0].Message
+			return "Not now: " + nodesText(g.Nodes) + ": " + g.Causes[0].Message
 		}
 	}
 	return "No node has devices."
@@ -170,13 +170,14 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 		return section
 	}
 	section.AppendChild(el("p", e.Headline()))
-	add(section, []any{causeList(e.Limits), causeList(e.Causes)})
-	for _, g := range e.Groups {
+	several := e.Several()
+	add(section, []any{causeList(e.Limits, several), causeList(e.Causes, several)})
+	for _, g := range e.Told() {
 		group := el("div", class("group"), el("strong", nodesText(g.Nodes)))
 		if g.Fits {
 			group.AppendChild(el("p", "enough devices are free"))
 		}
-		add(group, []any{causeList(g.Causes)})
+		add(group, []any{causeList(g.Causes, several)})
 		section.AppendChild(group)
 	}
 	if len(e.Alternatives) > 0 {
@@ -189,35 +190,50 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 	for _, note := range e.Notes {
 		section.AppendChild(el("p", class("note"), note))
 	}
-	section.AppendChild(el("p", class("note"), "More, such as who could be evicted: ", el("code", command(e.Subject))))
+	section.AppendChild(command(e.Subject))
 	return section
 }
 
 // command asks the same of the program, where it has more of the cluster: pods that run, templates, quotas.
-func command(subject string) string {
+func command(subject string) *html.Node {
 	kind, key, _ := strings.Cut(subject, " ")
 	namespace, name, _ := strings.Cut(key, "/")
-	what := "claim"
+	what, more := "claim", "The same as text: "
 	if kind == "Pod" {
-		what = "pod"
+		what, more = "pod", "More, such as quotas and who could be evicted: "
 	}
-	return fmt.Sprintf("cleave explain %s -n %s %s", what, namespace, name)
+	return el("p", class("note"), more, el("code", fmt.Sprintf("cleave explain %s -n %s %s", what, namespace, name)))
 }
 
 // causeList is nil without causes.
-func causeList(causes []explain.Cause) *html.Node {
+func causeList(causes []explain.Cause, several bool) *html.Node {
 	if len(causes) == 0 {
 		return nil
 	}
 	ul := el("ul")
 	for i := range causes {
-		li := el("li", causes[i].Message)
+		li := el("li", linked(causes[i].Text(several), causes[i].Claims))
 		if causes[i].Remedy != "" {
 			li.AppendChild(el("div", class("remedy"), causes[i].Remedy))
 		}
 		ul.AppendChild(li)
 	}
 	return ul
+}
+
+// linked is a cause with links to the claims that it names.
+func linked(text string, uses []explain.Use) []any {
+	var parts []any
+	for i := range uses {
+		before, after, found := strings.Cut(text, uses[i].Claim)
+		namespace, name, ok := strings.Cut(uses[i].Claim, "/")
+		if !found || !ok || !strings.HasSuffix(before, " ") || strings.HasPrefix(after, "-") || strings.HasPrefix(after, ".") { // of a longer name
+			continue
+		}
+		parts = append(parts, before, el("a", attr{"href", "../../" + claimPath(namespace, name)}, uses[i].Claim))
+		text = after
+	}
+	return append(parts, text)
 }
 
 // nodesText names the first of a group's nodes.

@@ -17,7 +17,8 @@ func TestReasons_AnsweredApart(t *testing.T) {
 	source := newFakeSource(busyShot(3))
 	source.answers = map[string]*explain.Explanation{"ml-research/waits": {Subject: "Pod ml-research/web",
 		State: explain.Refused, Outlook: explain.Never, Limits: []explain.Cause{{Kind: explain.Count, Message: "no node has 9"}}, Groups: []explain.Group{
-			{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated", Remedy: "wait"}}},
+			{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated to dev/a-b (a-b-0), dev/a (a-0)", Remedy: "wait",
+				Claims: []explain.Use{{Claim: "dev/a-b"}, {Claim: "dev/a"}}}}},
 		}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
 	s := newServer(t, source, Config{})
 	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "Looking for the reason") {
@@ -31,6 +32,7 @@ func TestReasons_AnsweredApart(t *testing.T) {
 		"/claims": "Never on the nodes of this cluster: no node has 9", "/claims/ml-research/waits": "1 of class mps.cleave.dev on gpu-a",
 		"/claims/ml-research/waits?":    "<p>Pod ml-research/web never fits the nodes of this cluster:</p><ul><li>no node has 9</li></ul>",
 		"/claims/ml-research/waits?a":   "all &lt;8&gt; devices are allocated",
+		"/claims/ml-research/waits?c":   `to <a href="../../claims/dev/a-b">dev/a-b</a> (a-b-0), <a href="../../claims/dev/a">dev/a</a> (a-0)`,
 		"/claims/ml-research/waits?b":   "<code>cleave explain pod -n ml-research web</code>",
 		"/api/claims/ml-research/waits": "allocated", "/claims/dev/a": `<div id="explanation"></div>`,
 	} {

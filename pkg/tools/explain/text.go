@@ -58,7 +58,7 @@ func (e *Explanation) Headline() string {
 
 // print writes what the headline announces.
 func (e *Explanation) print(line func(string, ...any), cause func(c *Cause, indent string, several bool)) {
-	several := len(e.Requests) > 1
+	several := e.Several()
 	for i := range e.Devices {
 		line("  %s", e.Devices[i].text())
 	}
@@ -71,15 +71,10 @@ func (e *Explanation) print(line func(string, ...any), cause func(c *Cause, inde
 	for i := range e.Causes {
 		cause(&e.Causes[i], "", several)
 	}
-	for _, g := range e.Groups {
+	for _, g := range e.Told() {
 		if g.Fits {
-			if len(e.Requests) > 0 {
-				line("\n%s: enough devices are free", nodesText(g.Nodes))
-			}
+			line("\n%s: enough devices are free", nodesText(g.Nodes))
 			continue
-		}
-		if e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid {
-			continue // it is said above
 		}
 		line("\n%s:", nodesText(g.Nodes))
 		for i := range g.Causes {
@@ -104,6 +99,23 @@ func (e *Explanation) print(line func(string, ...any), cause func(c *Cause, inde
 	for _, note := range e.Notes {
 		line("%s", note)
 	}
+}
+
+// Several reports whether a cause has to name its request.
+func (e *Explanation) Several() bool { return len(e.Requests) > 1 }
+
+// Told are the groups that people are told of; what is said of others is said elsewhere.
+func (e *Explanation) Told() []Group {
+	var told []Group
+	for _, g := range e.Groups {
+		switch {
+		case g.Fits && len(e.Requests) == 0:
+		case !g.Fits && (e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid):
+		default:
+			told = append(told, g)
+		}
+	}
+	return told
 }
 
 // text describes a request.
@@ -131,13 +143,17 @@ func (a Alternative) String() string {
 	return text + " on " + list(a.Nodes, mostNames)
 }
 
+// Text is the message; with the name of its request where there are several.
+func (c *Cause) Text(several bool) string {
+	if several && c.Request != "" {
+		return c.Request + ": " + c.Message
+	}
+	return c.Message
+}
+
 // print writes a cause; with the name of its request where there are several.
 func (c *Cause) print(line func(string, ...any), indent string, several bool) {
-	text := c.Message
-	if several && c.Request != "" {
-		text = c.Request + ": " + text
-	}
-	line("%s- %s", indent, text)
+	line("%s- %s", indent, c.Text(several))
 	if c.Remedy != "" {
 		line("%s  (%s)", indent, c.Remedy)
 	}

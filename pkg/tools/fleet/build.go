@@ -312,6 +312,7 @@ func (s *Source) claimOf(o *resourceapi.ResourceClaim) *Claim {
 		}
 	}
 	if o.Status.Allocation == nil {
+		c.Pods = s.watches.waiting(c.Key(), c.Pods)
 		return c
 	}
 	for _, r := range o.Status.Allocation.Devices.Results {

@@ -41,9 +41,33 @@ func (s *Source) pendingPods() resource {
 			o.FieldSelector = waiting
 			return pods.Watch(ctx, o)
 		},
-		handler: onChange(func(d *dirty, p *corev1.Pod) { d.claims[extendedKey(p)] = true }, s.mark),
+		handler: onChange(podChanged, s.mark),
 		missing: "Pending pods with extended resources are not shown, and claims are explained without their pods",
 	}
+}
+
+// podChanged marks the claims that a pod waits for.
+func podChanged(d *dirty, p *corev1.Pod) {
+	d.claims[extendedKey(p)] = true
+	for _, key := range claimsOf(p) {
+		d.claims[key] = true
+	}
+}
+
+// waiting adds the names of pods that wait for a claim.
+func (w *watches) waiting(claim string, names []string) []string {
+	if w.pods == nil {
+		return names
+	}
+	found, err := w.pods.GetIndexer().ByIndex(byClaim, claim)
+	if err != nil {
+		return names // there is such an index
+	}
+	for _, o := range found {
+		names = append(names, o.(*corev1.Pod).Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // claimsOf are the keys of a pod's claims that are known by name.

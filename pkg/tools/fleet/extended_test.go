@@ -81,6 +81,26 @@ func TestSource_ExtendedResources(t *testing.T) {
 	until(t, s, func(s *Snapshot) bool { return s.Totals.Pending == 0 })
 }
 
+// A pending claim names the pods that wait for it, as they come and go.
+func TestSource_PodsOfPendingClaims(t *testing.T) {
+	client := clusterOf(t, "l40s", []string{"a"}, claimed("dev", "shared", "gpu.cleave.dev", ""))
+	s := running(t, client, Config{Pods: true})
+	pods := client.CoreV1().Pods("dev")
+	for _, name := range []string{"b", "a"} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "dev", Name: name}}
+		claim := "shared"
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim}}
+		if _, err := pods.Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, s, func(s *Snapshot) bool { return slices.Equal(s.Claims[0].Pods, []string{"a", "b"}) })
+	if err := pods.Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, s, func(s *Snapshot) bool { return slices.Equal(s.Claims[0].Pods, []string{"a"}) })
+}
+
 func TestSource_ExtendedResourcesExplained(t *testing.T) {
 	picky := requesting("picky", map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "example.com/nic": "1"})
 	picky.Spec.NodeSelector = map[string]string{"zone": "elsewhere"}

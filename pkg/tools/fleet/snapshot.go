@@ -3,9 +3,7 @@
 package fleet
 
 import (
-	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
@@ -67,6 +65,7 @@ func (n *Node) close() {
 type GPU struct {
 	Name    string `json:"name"`
 	Device  string `json:"device"`
+	UUID    string `json:"uuid,omitempty"`
 	Product string `json:"product,omitempty"`
 	// Units is how many placement units the bars cover; at least one.
 	Units int `json:"units"`
@@ -92,23 +91,6 @@ const (
 	Closed Use = "closed"
 )
 
-// Bar is a part of a GPU's slice map.
-type Bar struct {
-	Units int `json:"units"`
-	// State is the segment's.
-	State inspect.SegmentState `json:"-"`
-	Means string               `json:"state"`
-	Label string               `json:"label,omitempty"`
-	// Claim is "namespace/name" of the first claim that is allocated the part.
-	Claim string `json:"claim,omitempty"`
-}
-
-// Namespace of the bar's claim; empty without a claim.
-func (b *Bar) Namespace() string {
-	namespace, _, _ := strings.Cut(b.Claim, "/")
-	return namespace
-}
-
 // Claim is a claim that is allocated devices of the driver, or that waits for them.
 type Claim struct {
 	Namespace string    `json:"namespace"`
@@ -120,7 +102,8 @@ type Claim struct {
 	Deleting bool      `json:"deleting,omitempty"`
 	Requests []Request `json:"requests"`
 	Devices  []Device  `json:"devices,omitempty"`
-	Pods     []string  `json:"pods,omitempty"`
+	// Pods that the claim is reserved for; of one that is not allocated those that wait for it, where pods are watched.
+	Pods []string `json:"pods,omitempty"`
 	// ExtendedResources is set for what a pod requests as extended resources: the scheduler creates the claim together with its
 	// allocation, so that this one does not exist. Its requests are named like the pod's containers.
 	ExtendedResources bool `json:"extendedResources,omitempty"`
@@ -177,12 +160,13 @@ func nodeOf(v *inspect.View) *Node {
 		n.GPUs = append(n.GPUs, gpuOf(&v.GPUs[i]))
 		n.Free = sum(n.Free, v.GPUs[i].Free)
 	}
-	inOrder(n.Free)
+	inspect.InOrder(n.Free)
 	return n
 }
 
 func gpuOf(v *inspect.GPU) GPU {
-	g := GPU{Name: v.Name, Device: v.Device, Product: v.Product, Units: max(1, v.Slices), Free: v.FreeText(), Taints: taintsOf(v), Use: Unused}
+	g := GPU{Name: v.Name, Device: v.Device, UUID: v.UUID, Product: v.Product, Units: max(1, v.Slices), Free: v.FreeText(), Taints: taintsOf(v),
+		Use: Unused}
 	for _, s := range v.Segments() {
 		g.Bars = append(g.Bars, barsOf(s, g.Units)...)
 		switch {
@@ -201,7 +185,7 @@ func gpuOf(v *inspect.GPU) GPU {
 		g.Use = Closed
 	}
 	if len(g.Bars) == 0 { // its units are unknown
-		b := Bar{Units: g.Units}
+		b := Bar{Units: g.Units, Part: 1}
 		if closed {
 			b.State = inspect.SegmentTainted
 		}
@@ -209,55 +193,6 @@ func gpuOf(v *inspect.GPU) GPU {
 		g.Bars = []Bar{b}
 	}
 	return g
-}
-
-// barsOf draws a segment. A shared GPU or partition is divided by its shares, as far as it has units for them.
-func barsOf(s inspect.Segment, units int) []Bar {
-	first := Bar{Units: max(1, s.Size), State: s.State, Means: s.State.String(), Label: s.Label}
-	if i := slices.IndexFunc(s.Claims, func(c inspect.Claim) bool { return !c.AdminAccess }); i >= 0 {
-		first.Claim = s.Claims[i].Claim
-	}
-	if s.Shape == nil {
-		return []Bar{first}
-	}
-	if s.Shape.Placement != nil {
-		units = first.Units
-	}
-	first.Units = units
-	if s.Shape.Total == nil {
-		return []Bar{first}
-	}
-	total := s.Shape.Total.Shares
-	if s.Shape.Used != nil {
-		total = max(total, s.Shape.Used.Shares)
-	}
-	return shareBars(s, units, max(1, total))
-}
-
-// shareBars gives each claim its part of the units, the first at least one.
-func shareBars(s inspect.Segment, units int, total int64) []Bar {
-	var bars []Bar
-	left, taken, drawn := units, int64(0), 0
-	for _, c := range s.Claims {
-		if c.AdminAccess || left == 0 {
-			continue
-		}
-		shares := int64(1)
-		if c.Has != nil {
-			shares = max(1, c.Has.Shares)
-		}
-		taken += shares
-		size := int((taken*int64(units)+total-1)/total) - drawn
-		if size = min(size, left); size <= 0 {
-			continue // it is within the bar before
-		}
-		bars = append(bars, Bar{Units: size, State: s.State, Means: s.State.String(), Label: s.Shape.Type, Claim: c.Claim})
-		left, drawn = left-size, drawn+size
-	}
-	if left > 0 {
-		bars = append(bars, Bar{Units: left, Means: inspect.SegmentFree.String()})
-	}
-	return bars
 }
 
 // taintsOf are the distinct taints of a GPU's devices that close them, in order. A withdrawn device is not a problem of the GPU.
@@ -286,13 +221,6 @@ func sum(to, more []inspect.Amount) []inspect.Amount {
 	return to
 }
 
-// inOrder sorts by type and profile: whole GPUs first.
-func inOrder(all []inspect.Amount) {
-	slices.SortStableFunc(all, func(a, b inspect.Amount) int {
-		return cmp.Or(cmp.Compare(a.Type, b.Type), strings.Compare(a.Profile, b.Profile))
-	})
-}
-
 // totalsOf counts.
 func totalsOf(nodes []*Node, claims []*Claim) Totals {
 	t, left := Totals{Nodes: len(nodes), Free: []inspect.Amount{}}, packing.Free{}
@@ -307,7 +235,7 @@ func totalsOf(nodes []*Node, claims []*Claim) Totals {
 			t.use(&n.GPUs[i])
 		}
 	}
-	inOrder(t.Free)
+	inspect.InOrder(t.Free)
 	t.Fragmentation = left.Fragmentation()
 	for _, c := range claims {
 		if c.Allocated {

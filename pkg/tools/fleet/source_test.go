@@ -274,31 +274,6 @@ func TestPack_RoundTrip(t *testing.T) {
 	}
 }
 
-func TestShareBars_CoverUnits(t *testing.T) {
-	for total := int64(1); total < 70; total++ {
-		for used := range total + 1 {
-			shape := &inspect.Shape{Type: "timeslice", Total: &inspect.Amounts{Shares: total}, Used: &inspect.Amounts{Shares: used}}
-			segment := inspect.Segment{Size: 8, State: inspect.SegmentAllocated, Shape: shape}
-			for i := range used {
-				segment.Claims = append(segment.Claims, inspect.Claim{Claim: fmt.Sprintf("ns/%d", i), Has: &inspect.Amounts{Shares: 1}})
-			}
-			units, free := 0, 0
-			for _, b := range barsOf(segment, 8) {
-				units += b.Units
-				if b.Claim == "" {
-					free += b.Units
-				}
-				if b.Units < 1 {
-					t.Fatalf("%d of %d shares: bar %+v", used, total, b)
-				}
-			}
-			if units != 8 || (used == total) != (free == 0) && total <= 8 {
-				t.Fatalf("%d of %d shares: %d units, %d free", used, total, units, free)
-			}
-		}
-	}
-}
-
 func TestSource_EndsBeforeSync(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := NewSource(ctx, Config{Client: clusterOf(t, "l40s", []string{"a"}), Driver: testDriver})

@@ -133,6 +133,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 		f.Nodes = append(f.Nodes, n)
 		f.Totals.add(&n.Summary)
 	}
+	InOrder(f.Totals.Fits)
 	f.Totals.Fragmentation = packing.Fragmentation(packed...)
 	return f
 }
@@ -150,6 +151,7 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 		n.Product = cmp.Or(n.Product, g.Product)
 		n.count(g)
 	}
+	InOrder(n.Fits)
 	state, err := PackedState(cache, p)
 	if err != nil {
 		n.Problems = append(n.Problems, fmt.Sprintf("its fragmentation is unknown: %v", err))
@@ -257,12 +259,7 @@ func (s *Summary) row(node, product string) []string {
 		row = append(row, strconv.Itoa(n))
 	}
 	var fits []string
-	kinds := []string{typeGPU, typeMIG, typeTimeSlice, typeMPS, typeMIGTimeSlice, typeMIGMPS}
-	sorted := slices.SortedStableFunc(slices.Values(s.Fits), func(a, b Amount) int {
-		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Type), slices.Index(kinds, b.Type)), cmp.Compare(b.Count, a.Count),
-			strings.Compare(a.Profile, b.Profile))
-	})
-	for _, a := range sorted {
+	for _, a := range s.Fits {
 		switch a.Type {
 		case typeGPU:
 			fits = append(fits, fmt.Sprintf("%d whole", a.Count))

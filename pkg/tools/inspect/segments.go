@@ -29,6 +29,8 @@ const (
 	SegmentChanging
 	SegmentUnmanaged
 	SegmentTainted
+	// SegmentRest is what claims leave of a shared GPU or partition, if it is too little for another one.
+	SegmentRest
 )
 
 // segmentStates in order of the legend, drawn with and without Unicode.
@@ -42,6 +44,7 @@ var segmentStates = []struct {
 	SegmentChanging:  {"~", "▒", "a partition being created or destroyed, or missing"},
 	SegmentUnmanaged: {"x", "×", "an unmanaged partition"},
 	SegmentTainted:   {"!", "!", "tainted"},
+	SegmentRest:      {"-", "-", "too little left for another claim"},
 }
 
 // String describes the state.

@@ -131,5 +131,7 @@ func (g *GPU) count(from resourcepool.Stock, now bool) []Amount {
 		}
 		amounts[at].Count += n
 	}
-	return slices.DeleteFunc(amounts, func(a Amount) bool { return a.Count <= 0 })
+	amounts = slices.DeleteFunc(amounts, func(a Amount) bool { return a.Count <= 0 })
+	InOrder(amounts)
+	return amounts
 }

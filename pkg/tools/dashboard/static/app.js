@@ -32,7 +32,10 @@
     for (const [id, markup] of Object.entries(update.set || {})) {
       const element = parse(markup);
       const old = $(id);
+      ages(element);
+      if (old && old.isEqualNode(element)) continue; // such as what was not known before
       if (old) {
+        if (old.open && element.matches('details')) element.open = true;
         old.replaceWith(element);
         if (element.matches('.row')) flash(element);
       } else {
@@ -71,6 +74,18 @@
     element.classList.add('changed');
     element.addEventListener('animationend', () => element.classList.remove('changed'), { once: true });
   }
+
+  // ages shows times as ages, as kubectl does.
+  function ages(root) {
+    for (const time of root.querySelectorAll('time.age')) {
+      const minutes = Math.max(0, Math.floor((Date.now() - Date.parse(time.dateTime)) / 60000));
+      const [h, d] = [Math.floor(minutes / 60), Math.floor(minutes / 1440)];
+      const text = d ? `${d} d ${h % 24} h` : h ? `${h} h ${minutes % 60} min` : minutes ? `${minutes} min` : 'less than a minute';
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+  ages(document);
+  setInterval(() => ages(document), 15000);
 
   function address(seen) {
     const url = new URL(location.href);
