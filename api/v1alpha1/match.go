@@ -11,11 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// pciAddress has the four-digit domain of sysfs or the eight-digit one of NVML; deviceID is the form of mig-parted.
+// pciAddress has the four-digit domain of sysfs or the eight-digit one of NVML; deviceID is the form of mig-parted, in which the
+// subsystem may follow (mig-parted v0.15.0, pkg/types/device.go).
 var (
 	pciAddress = regexp.MustCompile(`^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`)
-	deviceID   = regexp.MustCompile(`^0[xX][0-9a-fA-F]{8}$`)
+	deviceID   = regexp.MustCompile(`^0[xX][0-9a-fA-F]{8}(:0[xX][0-9a-fA-F]{8})?$`)
 )
+
+// deviceIDForm is what an invalid device ID must be.
+const deviceIDForm = "must be a PCI device ID and the vendor's, such as 0x233010DE, or with the subsystem's, 0x233010DE:0x16C110DE"
 
 // validate rejects a match of no GPU: a mistake would silently disable the rule.
 func (m *Match) validate(path *field.Path) field.ErrorList {
@@ -34,7 +38,7 @@ func (m *Match) validate(path *field.Path) field.ErrorList {
 		{"uuids", m.UUIDs, func(s string) bool { return strings.HasPrefix(s, "GPU-") },
 			"must be the UUID of a GPU as nvidia-smi -L has it: GPU-…"},
 		{"pciAddresses", m.PCIAddresses, pciAddress.MatchString, "must be a PCI address such as 0000:1b:00.0"},
-		{"deviceIDs", m.DeviceIDs, deviceID.MatchString, "must be a PCI device ID and the vendor's, such as 0x233010DE"},
+		{"deviceIDs", m.DeviceIDs, deviceID.MatchString, deviceIDForm},
 	} {
 		at := path.Child(list.name)
 		if len(list.values) > MaxListed {
@@ -87,6 +91,9 @@ func (r *MemoryRange) has(other *MemoryRange) bool {
 func (m *Match) everything() bool {
 	return m == nil || m.Memory == nil && !slices.ContainsFunc(m.lists(), func(l []string) bool { return len(l) > 0 })
 }
+
+// listOfDeviceIDs is the place of device IDs among lists.
+const listOfDeviceIDs = 3
 
 // lists are the match's lists in a canonical form of GPU names.
 func (m *Match) lists() [][]string {
@@ -144,7 +151,8 @@ func (s selection) takes(other selection) []bool {
 	for i, set := range s.sets {
 		all := len(set) == 0 || len(other.lists[i]) > 0
 		for _, v := range other.lists[i] {
-			all = all && (len(set) == 0 || set[v])
+			device, _, _ := strings.Cut(v, ":") // of a device ID with a subsystem: one without has it, too
+			all = all && (len(set) == 0 || set[v] || i == listOfDeviceIDs && set[device])
 		}
 		takes = append(takes, all)
 	}

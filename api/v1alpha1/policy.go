@@ -189,7 +189,8 @@ type Match struct {
 	PCIAddresses []string `json:"pciAddresses,omitempty"`
 	// Indexes of NVML. They may change with a reboot.
 	Indexes []int32 `json:"indexes,omitempty"`
-	// DeviceIDs are PCI device and vendor IDs as NVML joins them, such as 0x233010DE.
+	// DeviceIDs are PCI device and vendor IDs as NVML joins them, such as 0x233010DE; after a colon, those of the subsystem
+	// may follow, which tell boards with one GPU apart: 0x233010DE:0x16C110DE.
 	DeviceIDs []string `json:"deviceIDs,omitempty"`
 	// Memory of the GPU, as published. A GPU that does not report its memory does not match.
 	Memory *MemoryRange `json:"memory,omitempty"`

@@ -58,7 +58,7 @@ var bounds = map[string]func(*Schema){
 	"Match.uuids":             func(s *Schema) { s.Items.like(`^GPU-`, "the UUID of a GPU: GPU-...") },
 	"Match.pciAddresses":      func(s *Schema) { s.Items.like(pciAddress.String(), "a PCI address such as 0000:1b:00.0") },
 	"Match.deviceIDs": func(s *Schema) {
-		s.Items.like(deviceID.String(), "a PCI device ID and the vendor's, such as 0x233010DE")
+		s.Items.like(deviceID.String(), "a PCI device ID and the vendor's, such as 0x233010DE, or with the subsystem's, 0x233010DE:0x16C110DE")
 	},
 	"Match.indexes":          func(s *Schema) { s.Items.Minimum = num(0) },
 	"TimeSlicePolicy.shares": func(s *Schema) { s.Minimum, s.Maximum = num(1), num(MaxTimeSliceShares) },

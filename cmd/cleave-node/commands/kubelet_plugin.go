@@ -85,6 +85,8 @@ func newKubeletPlugin() *cobra.Command {
 	policies.AddFile(flags)
 	flags.StringSliceVar(&config.PolicyLabels, "policy-labels", []string{v1alpha1.PolicyLabel},
 		"node labels, of which the first that the node has names its policy")
+	flags.StringVar((*string)(&config.NodeLabels), "node-labels", string(plugin.LabelsOff),
+		"labels of the Node object that describe its GPUs, in the names of GPU feature discovery: "+plugin.LabelModes())
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty to disable MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+

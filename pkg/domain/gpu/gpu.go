@@ -62,6 +62,8 @@ type GPU struct {
 
 	// PCIDeviceID is the PCI device ID and the vendor's, joined as 0x233010de (nvmlDeviceGetPciInfo_v3); 0 if unknown.
 	PCIDeviceID uint32
+	// PCISubsystemID is that of the subsystem in the same form, which tells boards with one GPU apart; 0 if unknown.
+	PCISubsystemID uint32
 
 	NVLinks *NVLinks // nil if the board has none
 	Fabric  *Fabric  // nil if the GPU belongs to no NVLink domain of several nodes

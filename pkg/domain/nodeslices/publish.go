@@ -47,7 +47,10 @@ const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 // missing.
 const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
 
-// TaintKeys lists the keys of all taints.
+// TaintCordoned marks all devices of a GPU that cleave cordon closes, by DeviceTaintRules; plugins do not set it.
+const TaintCordoned = "gpu.cleave.dev/cordoned"
+
+// TaintKeys lists the keys of the taints that plugins set.
 func TaintKeys() []string {
 	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -91,15 +92,22 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 	return (len(m.ProductNames) == 0 || slices.Contains(m.ProductNames, g.ProductName)) &&
 		(len(m.UUIDs) == 0 || slices.Contains(m.UUIDs, g.UUID)) &&
 		(len(m.Indexes) == 0 || slices.Contains(m.Indexes, int32(g.Index))) &&
-		(len(m.DeviceIDs) == 0 || slices.ContainsFunc(m.DeviceIDs, func(id string) bool {
-			n, err := strconv.ParseUint(id, 0, 32)
-			return err == nil && g.PCIDeviceID != 0 && n == uint64(g.PCIDeviceID)
-		})) &&
+		(len(m.DeviceIDs) == 0 || slices.ContainsFunc(m.DeviceIDs, func(id string) bool { return hasID(g, id) })) &&
 		(len(m.PCIAddresses) == 0 || slices.ContainsFunc(m.PCIAddresses, func(a string) bool {
 			pci, err := gpu.ParsePCIAddress(a) // NVML, and so nvidia-smi, formats it differently from sysfs
 			return err == nil && pci == g.PCI
 		})) &&
 		inRange(m.Memory, g)
+}
+
+// hasID reports whether a GPU has a PCI device ID, and the subsystem's if that follows.
+func hasID(g *gpu.GPU, id string) bool {
+	device, subsystem, both := strings.Cut(id, ":")
+	is := func(text string, known uint32) bool {
+		n, err := strconv.ParseUint(text, 0, 32)
+		return err == nil && known != 0 && n == uint64(known)
+	}
+	return is(device, g.PCIDeviceID) && (!both || is(subsystem, g.PCISubsystemID))
 }
 
 // inRange reports whether a GPU's memory is in a range.

@@ -28,7 +28,7 @@ func node() *gpu.Node {
 	return &gpu.Node{DriverVersion: "580.95.05", GPUs: []gpu.GPU{
 		{
 			PCI: gpu.PCIAddress{Bus: 0x1b}, UUID: "GPU-a", Index: 1, ProductName: "NVIDIA H100 80GB HBM3",
-			ComputeCapability: &gpu.Version{Major: 9}, Memory: ptr(uint64(80 * gib)), PCIDeviceID: 0x233010de, MIG: mig,
+			ComputeCapability: &gpu.Version{Major: 9}, Memory: ptr(uint64(80 * gib)), PCIDeviceID: 0x233010de, PCISubsystemID: 0x16c110de, MIG: mig,
 		},
 		{
 			PCI: gpu.PCIAddress{Bus: 0xca}, UUID: "GPU-b", ProductName: "Tesla T4",
@@ -83,6 +83,8 @@ func TestApply_FirstMatch(t *testing.T) {
 		"address as NVML words it":   {match(v1alpha1.Match{PCIAddresses: []string{"00000000:CA:00.0"}}), [2]bool{false, true}},
 		"address of none":            {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.1"}}), [2]bool{}},
 		"device ID":                  {match(v1alpha1.Match{DeviceIDs: []string{"0x1EB810DE"}}), [2]bool{false, true}},
+		"device ID and subsystem":    {match(v1alpha1.Match{DeviceIDs: []string{"0x233010DE:0x16C110DE", "0x1EB810DE:0x000010DE"}}), [2]bool{true, false}},
+		"another subsystem":          {match(v1alpha1.Match{DeviceIDs: []string{"0x233010DE:0x16C010DE"}}), [2]bool{false, false}},
 		"device ID in small letters": {match(v1alpha1.Match{DeviceIDs: []string{"0x233010de", "0x12345678"}}), [2]bool{true, false}},
 		"memory from":                {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Min: amount("80Gi")}}), [2]bool{true, true}},
 		"memory from above":          {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Min: amount("85899345921")}}), [2]bool{}},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodelabels"
 )
 
 // State is the node's state in the API server.
@@ -33,6 +34,8 @@ type Node struct {
 	ReleaseDriver bool
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
 	PluginResources []PluginResource
+	// Labels are those that describe its GPUs (package nodelabels), whoever wrote them; nil for none.
+	Labels map[string]string
 }
 
 // PluginResource is an extended resource of a node.
@@ -55,6 +58,14 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 		return Node{}, false
 	}
 	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	for _, key := range nodelabels.Keys() {
+		if value, has := node.Labels[key]; has {
+			if kept.Labels == nil {
+				kept.Labels = map[string]string{}
+			}
+			kept.Labels[key] = value
+		}
+	}
 	for _, label := range policyLabels {
 		if value := node.Labels[label]; value != "" {
 			if kept.Policy = value; label != v1alpha1.PolicyLabel {

@@ -38,6 +38,8 @@ type Watcher struct {
 	// classes are the DeviceClasses that exist. classesChanged has a value after they or the DaemonSet have changed.
 	classes        *store[struct{}]
 	classesChanged chan struct{}
+	// labels of the Node object may have to be written or removed when it has a value.
+	labels chan struct{}
 
 	// recreated is closed once the Node object is not the one that was read first.
 	recreated chan struct{}
@@ -58,15 +60,18 @@ func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, cha
 	}
 	w := &Watcher{
 		client: client, driver: driver, node: node, daemonSet: daemonSet,
-		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), recreated: make(chan struct{}),
-		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
+		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), labels: make(chan struct{}, 1),
+		recreated: make(chan struct{}),
+		others:    newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
 	}
-	w.object = newStore(1, changed, func(object any) (Node, bool) {
+	wakeLabels := signals(w.labels)
+	w.object = newStore(1, func() { changed(); wakeLabels() }, func(object any) (Node, bool) {
 		w.noteUID(object)
 		return nodeOf(object, policyLabels)
 	})
 	w.own = newStore(0, signals(w.ownChanged), func(object any) (publisher.Seen, bool) { return publisher.SeenOf(object, driver, node) })
-	w.installed = newStore(0, signals(w.classesChanged), w.isInstalled)
+	wakeClasses := signals(w.classesChanged)
+	w.installed = newStore(0, func() { wakeClasses(); wakeLabels() }, w.isInstalled)
 	w.classes = newStore(0, signals(w.classesChanged), func(any) (struct{}, bool) { return struct{}{}, true })
 	return w
 }

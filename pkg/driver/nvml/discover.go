@@ -109,7 +109,7 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if g.PCI, err = gpu.ParsePCIAddress(pci.BusID); err != nil {
 		return nil, g, fmt.Errorf("read the PCI address of GPU %d: %w", index, err)
 	}
-	g.PCIDeviceID = pci.DeviceID
+	g.PCIDeviceID, g.PCISubsystemID = pci.DeviceID, pci.SubsystemID
 	if g.UUID, err = dev.UUID(); err != nil {
 		return nil, g, fmt.Errorf("read the UUID of GPU %d at %s: %w", index, g.PCI, err)
 	}

@@ -21,7 +21,7 @@ func wantH100(i int) gpu.GPU {
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + 0x10*i)}, UUID: h100(i).uuid, Index: i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
 		Memory: ptr(uint64(79 << 30)), TotalMemory: ptr(uint64(80 << 30)), ECC: ptr(true), AddressingMode: "HMM",
-		PCIDeviceID: 0x233010de, NVLinks: &gpu.NVLinks{Active: 3, Version: gpu.Version{Major: 4}, MBps: 3 * 26562, Switched: true},
+		PCIDeviceID: 0x233010de, PCISubsystemID: 0x16c110de, NVLinks: &gpu.NVLinks{Active: 3, Version: gpu.Version{Major: 4}, MBps: 3 * 26562, Switched: true},
 	}
 	g.MIG = gpu.MIG{Capable: true, Slices: 8, Profiles: []gpu.Profile{
 		{ID: 19, Enum: 0, Name: "1g.10gb", ComputeSlices: 1, MaxInstances: 7, Memory: 10 << 30},

@@ -156,7 +156,7 @@ func (d *fakeDevice) MIG() MIG     { return fakeMIG{d} }
 func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
 func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }
 func (d *fakeDevice) PCIInfo() (PCIInfo, error) {
-	return PCIInfo{BusID: d.bus, DeviceID: 0x233010de}, d.fail("PCIInfo")
+	return PCIInfo{BusID: d.bus, DeviceID: 0x233010de, SubsystemID: 0x16c110de}, d.fail("PCIInfo")
 }
 func (d *fakeDevice) Name() (string, error) {
 	return cmp.Or(d.product, "NVIDIA H100 80GB HBM3"), d.fail("Name")

@@ -104,6 +104,8 @@ type MIG interface {
 type PCIInfo struct {
 	BusID    string // with the eight-digit domain of NVML: "00000000:1B:00.0"
 	DeviceID uint32 // the device ID in the upper 16 bits, the vendor's in the lower
+	// SubsystemID is that of the subsystem, in the same form.
+	SubsystemID uint32
 }
 
 // Field selects a value of nvmlDeviceGetFieldValues: NVML_FI_DEV_*, and for some fields a scope, such as the link.

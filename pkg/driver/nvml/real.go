@@ -162,7 +162,7 @@ func pciInfo(info *nvml.PciInfo) PCIInfo {
 		raw = append(raw, byte(c))
 	}
 	id, _, _ := strings.Cut(string(raw), "\x00")
-	return PCIInfo{BusID: id, DeviceID: info.PciDeviceId}
+	return PCIInfo{BusID: id, DeviceID: info.PciDeviceId, SubsystemID: info.PciSubSystemId}
 }
 
 func (d realDevice) Name() (string, error) {

@@ -64,6 +64,8 @@ type Config struct {
 	PolicyFormat policy.Format
 	// PolicyLabels are node labels; the first of these present on the node selects its policy. Empty for v1alpha1.PolicyLabel.
 	PolicyLabels []string
+	// NodeLabels is whether the Node object describes the GPUs by labels; empty for LabelsOff.
+	NodeLabels LabelMode
 	// MPSSocket is the supervisor's socket; empty to disable MPS.
 	MPSSocket string
 
@@ -88,6 +90,7 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("--policy-labels: %q is not a valid label name: %s", label, strings.Join(msgs, "; ")))
 		}
 	}
+	errs = append(errs, c.NodeLabels.validate())
 	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
 		(!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
 		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))

@@ -90,11 +90,16 @@ type controlled struct {
 	hw *hardware
 }
 
-func (c controlled) Inventory() *gpu.Node       { return c.hw.Session.Node() }
-func (c controlled) Missing() error             { return c.driver.missing() }
-func (c controlled) Offer(offered *policy.Node) { c.hw.node.Store(offered) }
-func (c controlled) RereadLinks()               { signal(c.finder.links) }
-func (c controlled) Close(ctx context.Context)  { c.hw.end(ctx); c.driver.released() }
+func (c controlled) Inventory() *gpu.Node      { return c.hw.Session.Node() }
+func (c controlled) Missing() error            { return c.driver.missing() }
+func (c controlled) RereadLinks()              { signal(c.finder.links) }
+func (c controlled) Close(ctx context.Context) { c.hw.end(ctx); c.driver.released() }
+
+// Offer lets claims be prepared by an offer, and describes the GPUs on the Node object.
+func (c controlled) Offer(offered *policy.Node) {
+	c.hw.node.Store(offered)
+	c.describe(offered)
+}
 
 // SyncInventory notes the driver session of added GPUs and rewrites the CDI spec.
 func (c controlled) SyncInventory(ctx context.Context, inventory *gpu.Node) {

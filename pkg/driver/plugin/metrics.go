@@ -48,6 +48,8 @@ type metrics struct {
 	// slicesDeleted counts ResourceSlices that another client deleted, classesMissing has the DeviceClasses that no longer exist.
 	slicesDeleted  prometheus.Counter
 	classesMissing prometheus.Gauge
+	// labelsOfOthers is the number of node labels that other clients set.
+	labelsOfOthers prometheus.Gauge
 	// metadataFailures counts claims that were prepared without device metadata.
 	metadataFailures prometheus.Counter
 	// usage reports allocated and free devices.
@@ -81,11 +83,14 @@ func newMetrics() *metrics {
 		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that another client deleted; they are published again."})
 	m.classesMissing = gauge("cleave_device_classes_missing",
 		"DeviceClasses that were installed with the plugin and do not exist; all nodes report the same.")
+	m.labelsOfOthers = gauge("cleave_node_labels_of_others",
+		"Labels of the node that the plugin is to set, and that another client has set to another value; they stay as they are.")
 	m.metadataFailures = prometheus.NewCounter(prometheus.CounterOpts{Name: "cleave_device_metadata_failures_total",
 		Help: "Files of device metadata that could not be written; the claim's containers start without them."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.metadataFailures, m.usage,
+		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
+		m.metadataFailures, m.usage,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m

@@ -66,6 +66,7 @@ func (s *service) open(ctx context.Context) error {
 	s.openPolicy(ctx)
 	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
 		func() { s.loop.Mark(controller.Cluster) }, s.config.PolicyLabels...)
+	s.openLabels()
 	s.claimSpecs = &claimSpecs{
 		dir: s.config.CDIDir, events: s.events, lack: func() bool { return claims.LackSpecs(s.engine) },
 		mark: func() { s.loop.Mark(controller.ClaimSpecs) },

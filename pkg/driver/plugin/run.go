@@ -95,6 +95,9 @@ func Run(ctx context.Context, config Config) error {
 		case <-ctx.Done():
 		}
 	})
+	if s.labels != nil {
+		wg.Go(func() { s.labels.Run(ctx, config.ReconcileEvery) })
+	}
 	wg.Go(func() { newMissingClasses(s).run(ctx) })
 	wg.Go(func() { s.names.run(ctx) })
 	wg.Go(func() {
@@ -118,6 +121,8 @@ type service struct {
 	client  kubernetes.Interface
 	events  *cluster.Events
 	cluster *cluster.Watcher
+	// labels describes the GPUs on the Node object; nil if it does not.
+	labels *cluster.Labels
 
 	// lease is held while a plugin of this driver name is running, nodeLease while one of any name is.
 	lease, nodeLease *lease

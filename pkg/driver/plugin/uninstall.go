@@ -57,6 +57,7 @@ func (s *service) leave(ctx context.Context) {
 	if err != nil || !gone {
 		return
 	}
+	s.labels.Leave(ctx)
 	if !s.lease.alone() {
 		logger.Info("Keeping the plugin's files for another running plugin", "dir", s.config.pluginDir())
 		return

@@ -61,6 +61,7 @@ type query struct {
 	most     int            // nodes to find
 	drivers  []string       // that are packed even if they publish no counters
 	replicas map[string]int // by node, see eligible
+	class    string         // of the first request, for metrics
 }
 
 // choose finds the best of some nodes. Nodes on which the search takes too long do not count if others are found.

@@ -40,6 +40,17 @@ var (
 		Help:    "Placement units of devices that stop fitting because of a placement: 0 for a share of a GPU that is shared already.",
 		Buckets: []float64{0, 2, 4, 8, 16, 32, 64, 128, 256},
 	}, []string{"strategy"})
+	rejections = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem: "cleave_scheduler", Name: "rejections_total", StabilityLevel: metrics.ALPHA,
+		Help: "Attempts that found no room on any node, by the DeviceClass of the pod's first request and by what refuses it: \"room\", or " +
+			"\"topology\" where it would fit without the constraints of its claims, such as one NVLink group.",
+	}, []string{"class", "by"})
+	queueSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: "cleave_scheduler", Name: "queue_duration_seconds", StabilityLevel: metrics.ALPHA,
+		Help: "Time from the first attempt of a pod with device claims to its binding, by the DeviceClass of its first request. A restart " +
+			"of the scheduler begins anew.",
+		Buckets: []float64{1, 5, 15, 60, 300, 900, 1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600},
+	}, []string{"class"})
 	collisionEvictions = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: "cleave_scheduler", Name: "collision_evictions_total", StabilityLevel: metrics.ALPHA,
 		Help: "Pods that were evicted because they could not start: what was allocated to them had been allocated to others, too.",
@@ -47,5 +58,5 @@ var (
 )
 
 var register = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(attempts, nodesConsidered, choiceSeconds, placementLost, collisionEvictions)
+	legacyregistry.MustRegister(attempts, nodesConsidered, choiceSeconds, placementLost, rejections, queueSeconds, collisionEvictions)
 })

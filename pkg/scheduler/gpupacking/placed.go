@@ -5,6 +5,7 @@ package gpupacking
 import (
 	"context"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -139,6 +140,11 @@ func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *c
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
 func (p *Plugin) PostBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node string) {
+	if d := read(state); d != nil {
+		if first, ok := p.queued.end(pod.UID); ok {
+			queueSeconds.WithLabelValues(d.query.class).Observe(time.Since(first).Seconds())
+		}
+	}
 	if _, err := state.Read(heldKey); err == nil {
 		p.wake(ctx, node)
 	}

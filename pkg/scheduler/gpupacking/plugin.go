@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -42,6 +43,8 @@ type Plugin struct {
 	waiting              remembered[waiter]
 	// offered are the nodes that pods without room were offered to evict others on, and got no room by that.
 	offered remembered[sets.Set[string]]
+	// queued is when pods had their first attempt.
+	queued firstTimes
 }
 
 var (
@@ -171,12 +174,12 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 		attempts.WithLabelValues(string(strategy), passed).Inc()
 		return nil, skip
 	}
-	return p.narrow(ctx, state, pod, nodes, query{holder: holderOf(pod), demand: demand, strategy: strategy, most: p.args.Candidates,
-		drivers: p.args.Drivers})
+	return p.narrow(ctx, state, pod, nodes, specs, query{holder: holderOf(pod), demand: demand, strategy: strategy,
+		most: p.args.Candidates, drivers: p.args.Drivers, class: firstClass(specs)})
 }
 
 func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodes []framework.NodeInfo,
-	q query) (*framework.PreFilterResult, *framework.Status) {
+	specs []*resourceapi.ResourceClaimSpec, q query) (*framework.PreFilterResult, *framework.Status) {
 	logger, start := klog.FromContext(ctx), time.Now()
 	among := p.asks.eligibleNodes(logger, pod, nodes)
 	if q.strategy == packing.Spread {
@@ -192,12 +195,14 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	d.outcome = outcome
 	state.Write(stateKey, d)
 	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
+	p.queued.note(pod.UID, start)
 	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
 		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)], "evict", len(d.victims))
 	switch outcome {
 	case outcomeNarrowed, outcomeBusy, outcomeEvict:
 		return &framework.PreFilterResult{NodeNames: d.nodes()}, nil
 	case outcomeFull:
+		rejections.WithLabelValues(q.class, p.rejectedBy(ctx, among, q, specs)).Inc()
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, full(among))
 	default:
 		return nil, framework.NewStatus(framework.Skip)

@@ -33,6 +33,12 @@ type Fleet struct {
 type FleetNode struct {
 	Node    string `json:"node"`
 	Product string `json:"product,omitempty"`
+	// MemoryBytes and MIG are those of its first GPU, Clique is its NVLink domain of several nodes, "CLUSTER.CLIQUE".
+	MemoryBytes   int64  `json:"memoryBytes,omitempty"`
+	MIG           string `json:"mig,omitempty"`
+	Clique        string `json:"clique,omitempty"`
+	DriverVersion string `json:"driverVersion,omitempty"`
+	CUDAVersion   string `json:"cudaVersion,omitempty"`
 	// State is empty for a node that takes pods: else "not ready", "cordoned" or "no Node object", and nothing of it is free.
 	State string `json:"state,omitempty"`
 	Summary
@@ -86,7 +92,8 @@ type SliceSet struct{ *resourcepool.SliceSet }
 // NewSliceSet creates an empty set.
 func NewSliceSet() *SliceSet {
 	return &SliceSet{resourcepool.NewSliceSet(resourcepool.NewAttributes(
-		"type", "profile", "productName", "index", "placementStart", "placementSize", "pciBusID"))}
+		"type", "profile", "productName", "index", "placementStart", "placementSize", "pciBusID", "migCapable", "driverVersion",
+		"cudaDriverVersion", "fabricClusterUUID", "fabricCliqueID"))}
 }
 
 // AddForOverview adds a slice.
@@ -146,9 +153,10 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 		n.Problems = append(n.Problems, err.Error())
 		return n, nil
 	}
+	n.DriverVersion, n.CUDAVersion = view.DriverVersion, view.CUDAVersion
 	for i := range view.GPUs {
 		g := &view.GPUs[i]
-		n.Product = cmp.Or(n.Product, g.Product)
+		n.describe(g)
 		n.count(g)
 	}
 	InOrder(n.Fits)
@@ -159,6 +167,14 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 	}
 	n.Fragmentation = packing.Fragmentation(state)
 	return n, state
+}
+
+// describe takes from a GPU what earlier ones have not.
+func (n *FleetNode) describe(g *GPU) {
+	n.Product, n.MIG, n.MemoryBytes = cmp.Or(n.Product, g.Product), cmp.Or(n.MIG, g.MIG), cmp.Or(n.MemoryBytes, g.MemoryBytes)
+	if g.FabricClusterUUID != "" && g.FabricCliqueID != nil {
+		n.Clique = cmp.Or(n.Clique, g.FabricClusterUUID+"."+strconv.Itoa(*g.FabricCliqueID))
+	}
 }
 
 // close leaves nothing free on a node that takes no pods.
@@ -230,16 +246,22 @@ func (f *Fleet) Print(w io.Writer, o Options) error {
 	for _, problem := range f.Problems {
 		p.linef("PROBLEM: %s", problem)
 	}
-	rows := [][]string{{"NODE", "PRODUCT", "GPUS", "FREE", "WHOLE", "PARTITIONED", "SHARED", "CLOSED", "UNHEALTHY", "FRAGMENTED", "FITS"}}
+	head, facts := []string{"NODE", "PRODUCT"}, func(*FleetNode) []string { return nil }
+	if o.Wide {
+		head, facts = append(head, "MEMORY", "MIG", "DRIVER", "CUDA", "CLIQUE"), (*FleetNode).facts
+	}
+	rows := [][]string{append(head, "GPUS", "FREE", "WHOLE", "PARTITIONED", "SHARED", "CLOSED", "UNHEALTHY", "FRAGMENTED", "FITS")}
 	for i := range f.Nodes {
 		n := &f.Nodes[i]
-		row := n.row(n.Node, orDash(n.Product))
+		row := n.row(append([]string{n.Node, orDash(n.Product)}, facts(n)...)...)
 		if n.State != "" {
 			row[len(row)-1] = "nothing: " + n.State
 		}
 		rows = append(rows, row)
 	}
-	rows = append(rows, f.Totals.row(count(int64(len(f.Nodes)), "node", "nodes"), ""))
+	total := make([]string, slices.Index(rows[0], "GPUS"))
+	total[0] = count(int64(len(f.Nodes)), "node", "nodes")
+	rows = append(rows, f.Totals.row(total...))
 	p.table(withoutZeros(rows, slices.Index(rows[0], "WHOLE"), slices.Index(rows[0], "FITS"), o.Width))
 	for i := range f.Nodes {
 		for _, problem := range f.Nodes[i].Problems {
@@ -252,9 +274,14 @@ func (f *Fleet) Print(w io.Writer, o Options) error {
 	return nil
 }
 
-// row is a line of the table.
-func (s *Summary) row(node, product string) []string {
-	row := []string{node, product}
+// facts are columns of the wide table.
+func (n *FleetNode) facts() []string {
+	return []string{orDash(gibibytes(n.MemoryBytes)), orDash(n.MIG), orDash(n.DriverVersion), orDash(n.CUDAVersion), orDash(n.Clique)}
+}
+
+// row is a line of the table, after its first columns.
+func (s *Summary) row(first ...string) []string {
+	row := first
 	for _, n := range []int{s.GPUs, s.Free, s.Whole, s.Partitioned, s.Shared, s.Closed, s.Unhealthy} {
 		row = append(row, strconv.Itoa(n))
 	}

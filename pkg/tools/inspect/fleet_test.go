@@ -51,6 +51,11 @@ func TestOfFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "fleet.txt", out.String())
+	out.Reset()
+	if err := f.Print(&out, Options{Wide: true}); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "fleet-wide.txt", out.String())
 	data, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
 		t.Fatal(err)

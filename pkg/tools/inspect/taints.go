@@ -14,7 +14,7 @@ const (
 	effectNoSchedule = string(resourceapi.DeviceTaintEffectNoSchedule)
 )
 
-// meanings of the taints that the plugin sets.
+// meanings of Cleave's taints.
 var meanings = map[string]string{
 	nodeslices.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
 		"or one of another layout; cleave inspect on the node shows which",
@@ -25,10 +25,11 @@ var meanings = map[string]string{
 	nodeslices.TaintConflict: "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
 	nodeslices.TaintDraining: "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, " +
 		"new claims wait",
+	nodeslices.TaintCordoned:  "cordoned by hand: allocations stay, new claims wait; cleave uncordon NODE GPU ends it",
 	nodeslices.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
 }
 
-// TaintMeaning explains a taint that the plugin sets, with a remedy; empty for others.
+// TaintMeaning explains a taint of Cleave's, with a remedy; empty for others.
 func TaintMeaning(key string) string { return meanings[key] }
 
 // taintOf is a taint with its meaning.

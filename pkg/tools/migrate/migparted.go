@@ -116,28 +116,35 @@ func (e *partedEntry) readFilter(path *field.Path) field.ErrorList {
 	for j, value := range list {
 		at := path.Index(j)
 		text, ok := value.(string)
-		id, err := strconv.ParseUint(deviceOf(text), 0, 32)
+		name, valid := deviceID(text)
 		switch {
 		case !ok:
 			errs = append(errs, field.Invalid(at, value, `must be text such as "0x233010DE": put it in quotes`))
 			continue
-		case err != nil || id < 1<<16:
+		case !valid:
 			errs = append(errs, field.Invalid(at, text, "must be a PCI device ID and the vendor's, such as 0x233010DE"))
 			continue
 		}
-		if name := fmt.Sprintf("0x%08X", id); !slices.Contains(e.match.DeviceIDs, name) {
-			e.match.DeviceIDs = append(e.match.DeviceIDs, name)
-		} else if deviceOf(text) == text {
+		if slices.Contains(e.match.DeviceIDs, name) {
 			errs = append(errs, field.Duplicate(at, text))
+			continue
 		}
+		e.match.DeviceIDs = append(e.match.DeviceIDs, name)
 	}
 	return errs
 }
 
-// deviceOf is a filter without the board's own ID, which may follow after a colon.
-func deviceOf(filter string) string {
-	device, _, _ := strings.Cut(filter, ":")
-	return device
+// deviceID is the form that policies have of a filter: a PCI device ID and, after a colon, that of the board (subsystem).
+func deviceID(filter string) (id string, valid bool) {
+	var parts []string
+	for part := range strings.SplitSeq(filter, ":") {
+		n, err := strconv.ParseUint(part, 0, 32)
+		if err != nil || n < 1<<16 || len(parts) > 1 {
+			return "", false
+		}
+		parts = append(parts, fmt.Sprintf("0x%08X", n))
+	}
+	return strings.Join(parts, ":"), true
 }
 
 func (e *partedEntry) readDevices(path *field.Path) field.ErrorList {

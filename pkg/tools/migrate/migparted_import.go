@@ -121,8 +121,11 @@ func (i *Import) partedPolicy(f *partedFile, owners map[string]string, name stri
 
 // overlapping reports whether a GPU may have several of the entries.
 func overlapping(entries []partedEntry) bool {
+	same := func(a, b string) bool { return a == b || strings.HasPrefix(a, b+":") || strings.HasPrefix(b, a+":") }
 	apart := func(a, b []string) bool {
-		return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+		return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(s string) bool {
+			return slices.ContainsFunc(b, func(t string) bool { return same(s, t) })
+		})
 	}
 	for i := range entries {
 		for j := range entries[:i] {
@@ -145,30 +148,9 @@ func texts(numbers []int32) []string {
 
 // noteEntry notes what an entry says that a rule cannot.
 func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
-	for _, text := range filterTexts(e.DeviceFilter) {
-		if deviceOf(text) != text {
-			i.note(path.Child("device-filter").String(), text,
-				"no equivalent for the board's own ID after the colon: the rule matches by device and vendor")
-		}
-	}
 	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
 		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are offered as they are (mig.mode: existing): "+
 			"for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
-	}
-}
-
-func filterTexts(filter any) []string {
-	switch filter := filter.(type) {
-	case string:
-		return []string{filter}
-	case []any:
-		var texts []string
-		for _, value := range filter {
-			texts = append(texts, fmt.Sprint(value))
-		}
-		return texts
-	default:
-		return nil
 	}
 }
 
