@@ -19,13 +19,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
-	kube "github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
@@ -233,8 +231,9 @@ func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string,
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
 	}
-	notes = append(notes, notCounted(ctx, a.client, a.driver)...)
-	return o, notes, err
+	features, missing := schedulerOf(ctx, a.client, a.driver)
+	o.Features = features
+	return o, append(notes, missing...), err
 }
 
 // running lists the pods that could be evicted, as far as the user may.
@@ -252,41 +251,6 @@ func (a *asker) running(ctx context.Context) *explain.Running {
 		return a.client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, opts)
 	}, func(b *policyv1.PodDisruptionBudget) { r.Budgets = append(r.Budgets, b) })
 	return r
-}
-
-// notCounted lists what the cluster does not count, and nodes therefore do not offer.
-func notCounted(ctx context.Context, client kubernetes.Interface, driver string) (notes []string) {
-	counted, err := kube.AskCounted(ctx, client, driver)
-	if err != nil {
-		return []string{fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err)}
-	}
-	for _, why := range []error{counted.Counters, counted.Shares, counted.SharesBeside} {
-		if why != nil {
-			notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
-		}
-	}
-	if counted.Counters == nil {
-		notes = append(notes, ofRelease(client)...)
-	}
-	return notes
-}
-
-// gatedBefore is the release whose scheduler has the feature gates of counters and shares on by default (kube_features.go of Kubernetes:
-// DRAPartitionableDevices and DRAConsumableCapacity are beta, and on).
-var gatedBefore = version.MustParseGeneric("1.36.0")
-
-// ofRelease notes that a scheduler of the API server's release may ignore what the API server keeps: its gates cannot be asked for.
-func ofRelease(client kubernetes.Interface) []string {
-	info, err := client.Discovery().ServerVersion()
-	if err != nil {
-		return nil // AskCounted has said so
-	}
-	release, err := version.ParseGeneric(info.GitVersion)
-	if err != nil || release.AtLeast(gatedBefore) {
-		return nil
-	}
-	return []string{fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the "+
-		"feature gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release)}
 }
 
 // questions are the user's questions.

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -245,6 +246,59 @@ func TestExplain_Verbose(t *testing.T) {
 		if !strings.Contains(out.String(), "overlaps with allocations of ml/holder") || strings.Contains(out.String(), "counters") != verbose {
 			t.Errorf("verbose %t: got %s", verbose, &out)
 		}
+	}
+}
+
+// The allocator has the features of the cluster's release, and of the gates that its API server has.
+func TestExplain_Features(t *testing.T) {
+	keeps := func(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice { return slice }
+	drops := func(slice *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+		slice = slice.DeepCopy()
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			d.ConsumesCounters, d.AllowMultipleAllocations, d.Capacity = nil, nil, nil
+		}
+		return slice
+	}
+	tests := []struct {
+		release string
+		stores  func(*resourceapi.ResourceSlice) *resourceapi.ResourceSlice
+		gates   string // of the allocator, that differ between releases
+		fits    map[string]bool
+	}{
+		{"v1.34.4", drops, "", map[string]bool{"gpu.cleave.dev": false, "mps.cleave.dev": false}},
+		{"v1.35.4-eks-1", drops, "", map[string]bool{"gpu.cleave.dev": false, "mps.cleave.dev": false}},
+		{"v1.35.4", keeps, "DRAConsumableCapacity DRAPartitionableDevices", map[string]bool{"gpu.cleave.dev": true, "mps.cleave.dev": true}},
+		{"v1.36.4", keeps, "DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices",
+			map[string]bool{"gpu.cleave.dev": true, "mps.cleave.dev": true}},
+		{"v1.37.2", keeps, "DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAFractionalCapacityRange DRAPartitionableDevices",
+			map[string]bool{"gpu.cleave.dev": true, "mps.cleave.dev": true}},
+		{"v1.37.2", drops, "DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints",
+			map[string]bool{"gpu.cleave.dev": false, "mps.cleave.dev": false}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.release, func(t *testing.T) {
+			client := cluster(t, classes(t)...)
+			client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: tt.release}
+			client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				return true, tt.stores(a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)), nil
+			})
+			features, _ := schedulerOf(t.Context(), client, "gpu.cleave.dev")
+			gates := features.Set()
+			if !gates.HasAll("DRAAdminAccess", "DRAPrioritizedList") {
+				t.Errorf("the allocator has only %v", sets.List(gates))
+			}
+			if diff := cmp.Diff(tt.gates, strings.Join(sets.List(gates.Delete("DRAAdminAccess", "DRAPrioritizedList")), " ")); diff != "" {
+				t.Errorf("gates of the allocator (-want +got):\n%s", diff)
+			}
+			for class, fits := range tt.fits {
+				a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev"}
+				got, err := explained(t, a, "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: "+class+"}}]}}}", "text")
+				if strings.Contains(got.stdout, " fits:\n") != fits || (err == nil) != fits {
+					t.Errorf("%s, want a fit: %t; got %v,\n%s", class, fits, err, got.stdout)
+				}
+			}
+		})
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/validation"
 )
@@ -30,7 +31,9 @@ func (a *asker) read(path string, stdin io.Reader) error {
 	}
 	data, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	if err == nil {
-		a.file, err = validation.Decode(data)
+		rules := admission.DefaultRules()
+		rules.Driver = a.driver
+		a.file, err = validation.Decode(data, rules)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/migrate"
 )
 
@@ -91,6 +92,10 @@ func TestPolicy_PodWarnings(t *testing.T) {
 		"twice":              {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}", []string{"container a" + twice}},
 		"twice, partitions":  {"{containers: [{name: b, resources: {limits: {cpu: 1}}}, {name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/mig-1g.10gb: 1}}}], " + claims + "}", []string{"container a" + twice}},
 		"a claim and memory": {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {memory: 1Gi, example.com/nic: 1}}}], " + claims + "}", nil},
+		"a misspelled profile": {"{containers: [{name: a, resources: {limits: {nvidia.com/mig-1g.10g: 1}}}, {name: b, resources: {limits: {nvidia.com/mig-1g.10gb.me: 1}}}]}", []string{
+			"this release of Cleave has no class for nvidia.com/mig-1g.10g: unless a class of yours or a device plugin serves it, the pod waits. See kubectl get deviceclasses -o wide"}},
+		"a share":        {"{containers: [{name: a, resources: {limits: {nvidia.com/gpu.shared: 1, nvidia.com/gpu: 2}}}]}", nil},
+		"several shares": {"{containers: [{name: a, resources: {limits: {nvidia.com/gpu.shared: '2'}}}]}", []string{"container a asks for several time-sliced shares: it gets one of each of as many GPUs, not more of one. Ask for 1, or for whole GPUs"}},
 	} {
 		for _, kind := range []string{"v1 Pod", "apps/v1 Deployment", "apps/v1 StatefulSet", "apps/v1 DaemonSet", "batch/v1 Job", "batch/v1 CronJob"} {
 			object := workload(kind, tt.spec)
@@ -140,14 +145,22 @@ func TestPolicy_ClaimWarnings(t *testing.T) {
 		"a typo":                {"requests: [" + request("mig-1g.10g.cleave.dev") + "]", unknown("mig-1g.10g.cleave.dev")},
 		"an alternative's typo": {"requests: [" + request("gpu.cleave.dev") + ", {name: s, firstAvailable: [{name: a, deviceClassName: gpus.cleave.dev}, {name: b, deviceClassName: mp.cleave.dev}]}]", unknown("gpus.cleave.dev, mp.cleave.dev")},
 		"an imported class":     {"requests: [" + request("gpu.shared.device-plugin.cleave.dev") + ", " + request("gpu.mig-parted.cleave.dev") + "]", nil},
-		"another's class":       {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
-		"another driver":        {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests are of classes of Cleave. Name driver gpu.cleave.dev"}},
-		"beside a card":         {"requests: [" + request("mps.cleave.dev") + ", " + request("nic.example.com") + "], " + config("nic.example.com"), nil},
+		"capacities":            {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {cores: 10, gpu.cleave.dev/memory: 1Gi, shares: 1}}}}, {name: s, exactly: {deviceClassName: nic.example.com, capacity: {requests: {bandwidth: 1}}}}]", nil},
+		"misspelled capacities": {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {core: 10}}}}, {name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev, capacity: {requests: {gpu.cleave.dev/mem: 1}}}]}]",
+			[]string{"no device of Cleave has capacity core, gpu.cleave.dev/mem: pods wait for one that has. There are memory, cores and shares"}},
+		"another's class": {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
+		"another driver":  {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"beside a card":   {"requests: [" + request("mps.cleave.dev") + ", " + request("nic.example.com") + "], " + config("nic.example.com"), nil},
 	} {
 		for _, object := range of(tt.devices) {
 			if diff := cmp.Diff(tt.want, said(t, policy, object, "")); diff != "" {
 				t.Errorf("%s (-want +got):\n%s\nof %s", name, diff, object)
 			}
+		}
+	}
+	for _, c := range nodeslices.Capacities() { // which the policy repeats
+		if got := said(t, policy, of("requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {" + c.Name + ": 1}}}}]")[0], ""); got != nil {
+			t.Errorf("capacity %s: %q", c.Name, got)
 		}
 	}
 	classes, err := manifests.Classes()

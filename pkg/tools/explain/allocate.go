@@ -39,7 +39,7 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}
-	allocator, err := structured.NewAllocator(limited, features, s.state(), c.Classes, published, selectors.CEL)
+	allocator, err := structured.NewAllocator(limited, c.Features, s.state(), c.Classes, published, selectors.CEL)
 	if err == nil {
 		var results []resourceapi.AllocationResult
 		results, err = allocator.Allocate(limited, s.node, claims)
@@ -85,7 +85,7 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	published := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: "driver", NodeName: &node,
 		Devices: []resourceapi.Device{alone}, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
 	claim := claimFor(&resourceapi.ExactDeviceRequest{DeviceClassName: anything, Capacity: r.exactly().Capacity}, 1)
-	allocator, err := structured.NewAllocator(ctx, features, resourcepool.NewAllocated().AllocatedState,
+	allocator, err := structured.NewAllocator(ctx, c.Features, resourcepool.NewAllocated().AllocatedState,
 		resourcepool.Classes{{ObjectMeta: metav1.ObjectMeta{Name: anything}}}, []*resourceapi.ResourceSlice{published}, selectors.CEL)
 	if err != nil {
 		return n

@@ -44,7 +44,7 @@ func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
 		for _, sl := range p.Slices {
 			for i := range sl.Spec.Devices {
 				if per := sl.Spec.PerDeviceNodeSelection; per != nil && *per {
-					if reached, err := reachesDevice(s.node, &sl.Spec.Devices[i]); !reached || err != nil {
+					if reached, err := c.reachesDevice(s.node, &sl.Spec.Devices[i]); !reached || err != nil {
 						continue
 					}
 				}

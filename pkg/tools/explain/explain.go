@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
@@ -50,6 +51,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		}
 		if fit {
 			e.State = s.fitting(&fixed)
+			e.Notes = append(slices.Clip(e.Notes), q.scarce(s.fitted)...)
 		}
 	}
 	switch {
@@ -123,6 +125,8 @@ type search struct {
 	fits map[string]fit
 	// sites are all nodes.
 	sites []*site
+	// fitted are the nodes that serve the claims.
+	fitted []*corev1.Node
 	// open are the nodes that the pod may run on, without a fit.
 	open []*site
 	// short are the requests that a node could not serve by itself.
@@ -145,7 +149,7 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 			}
 		}
 		if len(causes) == 0 {
-			found = true
+			found, s.fitted = true, append(s.fitted, node)
 		}
 		g.add(node.Name, causes)
 	}

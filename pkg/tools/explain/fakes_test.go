@@ -127,7 +127,7 @@ func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourcea
 	}
 	id := resourcepool.ID{Driver: driver, Pool: node}
 	state := (&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: id}, uses: uses[id]}}}).state()
-	allocator, err := structured.NewAllocator(b.Context(), features, state, b.Classes, published, selectors.CEL)
+	allocator, err := structured.NewAllocator(b.Context(), resourcepool.Features(), state, b.Classes, published, selectors.CEL)
 	b.must(err)
 	results, err := allocator.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)
 	b.must(err)

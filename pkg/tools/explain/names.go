@@ -64,8 +64,9 @@ func idsOf[V any](of map[resourceapi.QualifiedName]V) map[string]bool {
 	return ids
 }
 
-// like are names that one which nobody has may be meant for: the same of another domain, or a similar one of this domain.
-func like(name string, all map[string]bool) []string {
+// Like are names, as "domain/name", that one which is not among them may be meant for: the same of another domain, or a similar one of
+// this domain.
+func Like(name string, all map[string]bool) []string {
 	domain, id, _ := strings.Cut(name, "/")
 	var ids, same []string
 	for _, known := range slices.Sorted(maps.Keys(all)) {
@@ -143,7 +144,7 @@ func (s *search) unknownNames() (found causes) {
 	unknown := func(kind Kind, claim, request, where, name string) {
 		all := map[Kind]map[string]bool{UnknownAttribute: s.names.attributes, UnknownCapacity: s.names.capacities}[kind]
 		if !all[name] {
-			found.add(Cause{Kind: kind, Claim: claim, Request: request, name: name, where: where, Suggestions: like(name, all)})
+			found.add(Cause{Kind: kind, Claim: claim, Request: request, name: name, where: where, Suggestions: Like(name, all)})
 		}
 	}
 	for _, r := range s.requests {

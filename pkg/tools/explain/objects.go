@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -22,6 +23,8 @@ type Objects struct {
 	Claims  []*resourceapi.ResourceClaim
 	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
+	// Features are those of the scheduler's allocator; none for those of resourcepool.Features.
+	Features structured.Features
 	// Now is the time of the question; zero where the age of pods is of no matter.
 	Now time.Time
 	// Running are the pods; nil where nobody asks who could be evicted.
@@ -46,6 +49,9 @@ var selectors = resourcepool.NewSelectors()
 
 // NewCluster prepares a cluster for questions, before its slices are added.
 func NewCluster(o Objects, questions ...*Question) *Cluster {
+	if o.Features == (structured.Features{}) {
+		o.Features = resourcepool.Features()
+	}
 	needed := resourcepool.NewAttributes("type", "profile", "productName") // for descriptions
 	for _, class := range o.Classes {
 		needed.AddSelectors(selectors, class.Spec.Selectors)

@@ -16,8 +16,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-var features = resourcepool.Features()
-
 // site is a node as the allocator sees it.
 type site struct {
 	node   *corev1.Node
@@ -47,7 +45,7 @@ type pool struct {
 func (c *Cluster) site(node *corev1.Node) (*site, error) {
 	s := &site{node: node, slices: slices.Clone(c.slices.Of(node.Name))}
 	for _, shared := range c.slices.Of("") {
-		reached, err := reaches(node, shared)
+		reached, err := c.reaches(node, shared)
 		if err != nil {
 			return nil, err
 		}
@@ -90,25 +88,25 @@ func (c *Cluster) emptied(s *site, uses map[resourcepool.ID]map[string]*use) *si
 }
 
 // reaches reports whether a node reaches a device of a slice that is not of one node.
-func reaches(node *corev1.Node, s *resourceapi.ResourceSlice) (bool, error) {
+func (c *Cluster) reaches(node *corev1.Node, s *resourceapi.ResourceSlice) (bool, error) {
 	if per := s.Spec.PerDeviceNodeSelection; per != nil && *per {
 		for i := range s.Spec.Devices {
-			if reached, err := reachesDevice(node, &s.Spec.Devices[i]); reached || err != nil {
+			if reached, err := c.reachesDevice(node, &s.Spec.Devices[i]); reached || err != nil {
 				return reached, err
 			}
 		}
 		return len(s.Spec.SharedCounters) > 0, nil
 	}
 	all := s.Spec.AllNodes != nil && *s.Spec.AllNodes
-	return structured.NodeMatches(features, node, "", all, s.Spec.NodeSelector)
+	return structured.NodeMatches(c.Features, node, "", all, s.Spec.NodeSelector)
 }
 
-func reachesDevice(node *corev1.Node, d *resourceapi.Device) (bool, error) {
+func (c *Cluster) reachesDevice(node *corev1.Node, d *resourceapi.Device) (bool, error) {
 	name := ""
 	if d.NodeName != nil {
 		name = *d.NodeName
 	}
-	return structured.NodeMatches(features, node, name, d.AllNodes != nil && *d.AllNodes, d.NodeSelector)
+	return structured.NodeMatches(c.Features, node, name, d.AllNodes != nil && *d.AllNodes, d.NodeSelector)
 }
 
 // publishes reports whether the node has devices of a driver.

@@ -32,6 +32,9 @@ func Miswirings(pod *corev1.Pod, in Namespace, o Objects) []Miswiring {
 			w.claim(ref, spec)
 		}
 	}
+	for i := range w.containers {
+		w.several(&w.containers[i])
+	}
 	return w.found
 }
 
@@ -127,6 +130,19 @@ func (w *wiring) twice(c *corev1.Container, claim string) {
 	for _, resource := range extendedResources([]corev1.Container{*c}) {
 		if w.isOurClass(classFor(w.Classes, string(resource))) {
 			w.add(false, "container %s names claim %q and asks for %s: it gets the devices of both. Remove one of them", c.Name, claim, resource)
+		}
+	}
+}
+
+// several looks for a container that asks for several time-sliced shares. The allocator chooses a device for each, never one twice in a
+// request (k8s.io/dynamic-resource-allocation/structured, allocateOne goes on behind the last).
+func (w *wiring) several(c *corev1.Container) {
+	for _, resource := range extendedResources([]corev1.Container{*c}) {
+		class := classFor(w.Classes, string(resource))
+		count := c.Resources.Requests[resource]
+		if n := count.Value(); n > 1 && w.isOurClass(class) && strings.HasSuffix(class, "timeslice.cleave.dev") {
+			w.add(false, "container %s asks for %d of %s: it gets one share of each of %d GPUs, not more of one. Ask for 1, or for whole GPUs",
+				c.Name, n, resource, n)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
 )
 
@@ -64,6 +65,9 @@ func TestMiswirings(t *testing.T) {
 		"a card and a GPU":    {"[{name: a, resources: {claims: [{name: gpu}], " + extended + "}}]", templates(nic), nil},
 		"in two containers":   {"[{name: a, resources: {claims: [{name: gpu}]}}, {name: b, resources: {" + extended + "}}]", one, nil},
 		"not known":           {"[{name: a}]", Namespace{}, nil},
+		"a share":             {"[{name: a, resources: {claims: [{name: gpu}]}}, {name: b, resources: {limits: {nvidia.com/gpu.shared: 1, nvidia.com/gpu: 2}}}]", one, nil},
+		"several shares": {"[{name: a, resources: {claims: [{name: gpu}]}}, {name: b, resources: {limits: {nvidia.com/gpu.shared: 2}, requests: {nvidia.com/gpu.shared: 2}}}]", one,
+			[]string{"container b asks for 2 of nvidia.com/gpu.shared: it gets one share of each of 2 GPUs, not more of one. Ask for 1, or for whole GPUs"}},
 	}
 	b := newBed(t)
 	for name, tt := range tests {
@@ -115,6 +119,21 @@ func TestExplain_Miswired(t *testing.T) {
 	pod.Spec.NodeName = "node-1"
 	if e := b.explain(AboutPod(pod, in, b.Objects)); e.State != Scheduled || !strings.Contains(text(t, e), want) {
 		t.Errorf("a pod with a node: %s", text(t, e))
+	}
+}
+
+// What the scheduler counts beside devices is noted where no node that serves the claims has enough of it.
+func TestExplain_Scarce(t *testing.T) {
+	b := newBed(t, "hgx-h100", "hgx-h100")
+	for i, cpu := range []string{"8", "64"} {
+		b.Nodes[i].Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("1Ti")}
+	}
+	for asked, want := range map[string]string{"cpu: 64, memory: 1Ti": "", "cpu: 65": "It asks for 65 of cpu, and no node where devices are free has more than 64."} {
+		pod := planned(t, "[{name: a, resources: {claims: [{name: gpu}], requests: {"+asked+"}}}]")
+		e := b.explain(AboutPlanned("Pod team/p", pod, templates(asks("gpu.cleave.dev", 1)), b.Objects))
+		if diff := cmp.Diff(want, strings.Join(e.Notes, "; ")); diff != "" || e.State != Fits {
+			t.Errorf("%s: %s; notes (-want +got):\n%s", asked, e.State, diff)
+		}
 	}
 }
 

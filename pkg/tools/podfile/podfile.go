@@ -35,8 +35,9 @@ type Pod struct {
 }
 
 // In finds the pods of an object. A template is what has the shape of one, wherever it stands: an object whose spec has a list of
-// named containers. That holds for a Deployment and a CronJob as for a JobSet, a LeaderWorkerSet, a RayCluster or a Notebook. raw
-// must be free of numbers that take long to parse.
+// named containers. That holds for a Deployment and a CronJob as for a JobSet, a LeaderWorkerSet, a RayCluster or a Notebook. Other
+// kinds have the fields of a pod's spec among their own, such as the predictor of an InferenceService: an object with containers and
+// claims is one, too. raw must be free of numbers that take long to parse.
 func In(raw []byte) ([]Pod, error) {
 	var object map[string]any
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts(raw, &object); err != nil {
@@ -92,7 +93,12 @@ func (s *search) walk(value any, at *field.Path, depth int) error {
 	switch value := value.(type) {
 	case map[string]any:
 		if at != nil && isTemplate(value) {
-			return s.add(value, at)
+			return s.add(value, at, at.Child("spec"))
+		}
+		if spec := inlinedSpec(value); at != nil && spec != nil {
+			if err := s.add(map[string]any{"spec": spec}, at, at); err != nil {
+				return err
+			}
 		}
 		for _, key := range slices.Sorted(maps.Keys(value)) {
 			child := field.NewPath(key)
@@ -116,15 +122,50 @@ func (s *search) walk(value any, at *field.Path, depth int) error {
 // isTemplate reports whether an object has the shape of a PodTemplateSpec.
 func isTemplate(object map[string]any) bool {
 	spec, _ := object["spec"].(map[string]any)
-	containers, _ := spec["containers"].([]any)
-	return len(containers) > 0 && !slices.ContainsFunc(containers, func(c any) bool {
-		container, _ := c.(map[string]any)
-		_, named := container["name"].(string)
+	return isNamed(spec["containers"])
+}
+
+// isNamed reports whether a value is a list of objects with names, and not empty.
+func isNamed(value any) bool {
+	list, _ := value.([]any)
+	return len(list) > 0 && !slices.ContainsFunc(list, func(item any) bool {
+		object, _ := item.(map[string]any)
+		_, named := object["name"].(string)
 		return !named
 	})
 }
 
-func (s *search) add(template map[string]any, at *field.Path) error {
+// inlinedSpec is the PodSpec among the fields of an object that has claims and containers; nil for any other. A container is a field,
+// too, where it is made from one: the model of KServe's PredictorSpec (kserve pkg/apis/serving/v1beta1/predictor.go).
+func inlinedSpec(object map[string]any) map[string]any {
+	if !isNamed(object["resourceClaims"]) {
+		return nil
+	}
+	var containers []any
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		of, _ := object[key].(map[string]any)
+		if _, has := of["resources"].(map[string]any); !has || isNamed(of["resourceClaims"]) {
+			continue
+		}
+		container := maps.Clone(of)
+		if _, named := of["name"].(string); !named {
+			container["name"] = key
+		}
+		containers = append(containers, container)
+	}
+	if isNamed(object["containers"]) {
+		containers = append(containers, object["containers"].([]any)...)
+	}
+	if len(containers) == 0 {
+		return nil
+	}
+	spec := maps.Clone(object)
+	spec["containers"] = containers
+	return spec
+}
+
+// add takes up a template at a path, whose spec is at another.
+func (s *search) add(template map[string]any, at, specAt *field.Path) error {
 	if len(s.found) == maxTemplates {
 		return fmt.Errorf("there are more than %d pod templates", maxTemplates)
 	}
@@ -140,7 +181,7 @@ func (s *search) add(template map[string]any, at *field.Path) error {
 	pod := &corev1.Pod{ObjectMeta: decoded.ObjectMeta, Spec: decoded.Spec}
 	pod.Namespace, pod.Name = s.object.Namespace, s.object.Name
 	setDefaults(&pod.Spec)
-	found := Pod{Path: at.Child("spec"), Pod: pod, IsTemplate: true}
+	found := Pod{Path: specAt, Pod: pod, IsTemplate: true}
 	if group, _, ok := strings.Cut(s.object.APIVersion, "/"); !ok || group == "apps" || group == "batch" {
 		if err := utilerrors.NewAggregate(unknown); err != nil {
 			found.Unknown = fmt.Errorf("%s: %w", at, err)

@@ -33,6 +33,8 @@ func TestIn(t *testing.T) {
 		return fmt.Sprintf("{apiVersion: %s, kind: %s, metadata: {name: x, namespace: team}, spec: %s}", group, name, spec)
 	}
 	template := "{metadata: {labels: {a: b}}, spec: " + podSpec + "}"
+	const inlined = `minReplicas: 1, resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]`
+	const model = `model: {modelFormat: {name: huggingface}, storageUri: "hf://a/b", resources: {limits: {nvidia.com/gpu: 1}}}`
 	tests := map[string]struct {
 		object string
 		want   []string
@@ -50,7 +52,14 @@ func TestIn(t *testing.T) {
 			[]string{"spec.headGroupSpec.template.spec", "spec.workerGroupSpecs[0].template.spec", "spec.workerGroupSpecs[1].template.spec"}},
 		"a JobSet": {of("jobset.x-k8s.io/v1alpha2 JobSet", "{replicatedJobs: [{name: a, template: {spec: {template: "+template+"}}}]}"),
 			[]string{"spec.replicatedJobs[0].template.spec.template.spec"}},
-		"a PodTemplate": {"{apiVersion: v1, kind: PodTemplate, metadata: {name: x, namespace: team}, template: " + template + "}", []string{"template.spec"}},
+		"a PodTemplate":                 {"{apiVersion: v1, kind: PodTemplate, metadata: {name: x, namespace: team}, template: " + template + "}", []string{"template.spec"}},
+		"an InferenceService of KServe": {of("serving.kserve.io/v1beta1 InferenceService", "{predictor: {"+model+", "+inlined+"}}"), []string{"spec.predictor"}},
+		"with containers of its own": {of("serving.kserve.io/v1beta1 InferenceService", "{predictor: {"+inlined+", containers: [{name: kserve-container, resources: {limits: {nvidia.com/gpu: 1}}}]}, transformer: {containers: [{name: t}]}}"),
+			[]string{"spec.predictor"}},
+		"with workers": {of("serving.kserve.io/v1beta1 InferenceService", "{predictor: {"+model+", "+inlined+", workerSpec: {"+inlined+", containers: [{name: worker, resources: {limits: {nvidia.com/gpu: 1}}}]}}}"),
+			[]string{"spec.predictor", "spec.predictor.workerSpec"}},
+		"an LLMInferenceService":                         {of("serving.kserve.io/v1alpha1 LLMInferenceService", "{template: {"+inlined+", containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}}"), []string{"spec.template"}},
+		"a group of pods, whose claims no container has": {of("scheduling.k8s.io/v1beta1 PodGroup", "{resourceClaims: [{name: gpu, resourceClaimName: c}], schedulingPolicy: {gang: {minCount: 2}}}"), nil},
 		// A Prometheus has patches of containers there, which are no pod.
 		"containers of another kind": {of("monitoring.coreos.com/v1 Prometheus", podSpec), nil},
 		"a schema":                   {of("apiextensions.k8s.io/v1 CustomResourceDefinition", "{template: {spec: {containers: {type: array}}}}"), nil},
@@ -84,10 +93,11 @@ func TestIn(t *testing.T) {
 func TestIn_Wrong(t *testing.T) {
 	many := "{apiVersion: v1, kind: Any, spec: [" + strings.Repeat("{spec: "+podSpec+"}, ", maxTemplates+1) + "]}"
 	for name, tt := range map[string]struct{ object, want string }{
-		"no object":  {"[]", "cannot unmarshal array"},
-		"a type":     {"{apiVersion: v1, kind: Pod, spec: {containers: text}}", "cannot unmarshal string into Go struct field"},
-		"a template": {"{apiVersion: apps/v1, kind: Deployment, spec: {template: {spec: {containers: [{name: a}], hostNetwork: 7}}}}", "spec.template: json: cannot unmarshal"},
-		"many":       {many, "there are more than 64 pod templates"},
+		"an inlined spec": {"{apiVersion: example.com/v1, kind: Any, spec: {containers: [{name: a}], resourceClaims: [{name: gpu}], hostNetwork: 7}}", "spec: json: cannot unmarshal"},
+		"no object":       {"[]", "cannot unmarshal array"},
+		"a type":          {"{apiVersion: v1, kind: Pod, spec: {containers: text}}", "cannot unmarshal string into Go struct field"},
+		"a template":      {"{apiVersion: apps/v1, kind: Deployment, spec: {template: {spec: {containers: [{name: a}], hostNetwork: 7}}}}", "spec.template: json: cannot unmarshal"},
+		"many":            {many, "there are more than 64 pod templates"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := In(raw(t, tt.object)); err == nil || !strings.Contains(err.Error(), tt.want) {

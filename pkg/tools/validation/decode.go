@@ -24,6 +24,7 @@ type Decoded struct {
 	Pods      []Pod
 	// PassedOver are the other objects, such as "Namespace team".
 	PassedOver []string
+	rules      admission.Rules
 }
 
 // Pod is a pod of a file, or one that an object of it would create.
@@ -35,14 +36,14 @@ type Pod struct {
 	Several bool
 }
 
-// Decode reads a file strictly. What the API server refuses of claims, templates, classes and the devices of pods is an error: the
-// allocator is made for objects that it has admitted.
-func Decode(data []byte) (*Decoded, error) {
+// Decode reads a file strictly. What the API server refuses of claims, templates, classes and the devices of pods is an error, by itself or
+// by Cleave's rules: the allocator is made for objects that it has admitted.
+func Decode(data []byte, rules admission.Rules) (*Decoded, error) {
 	documents, err := v1alpha1.Documents(data)
 	if err != nil {
 		return nil, err
 	}
-	d := &Decoded{}
+	d := &Decoded{rules: rules}
 	for _, document := range documents {
 		h := &header{}
 		err := errors.Join(document.Err, json.UnmarshalCaseSensitivePreserveInts(document.JSON, h))
@@ -78,7 +79,7 @@ func (d *Decoded) add(h *header, raw []byte) error {
 	case isClaimOrClass(h):
 		object, err := decodeStrictly(h.Kind, raw)
 		if err == nil {
-			err = wrap(h.name(), checkAPI(object))
+			err = wrap(h.name(), append(checkAPI(object), d.rules.Check(object)...))
 		}
 		d.sort(object)
 		return err

@@ -224,8 +224,12 @@ func (v *validation) checkClasses(o *object) {
 	}
 	for i := range spec.Devices.Requests {
 		for _, r := range requestsOf(&spec.Devices.Requests[i], path.Child("requests").Index(i)) {
-			if v.isMisspelled(r.class) {
-				o.problems(field.ErrorList{field.Invalid(r.path.Child("deviceClassName"), r.class, v.misspelled(r.class))})
+			switch at := r.path.Child("deviceClassName"); {
+			case v.isMisspelled(r.class):
+				o.problems(field.ErrorList{field.Invalid(at, r.class, v.misspelled(r.class))})
+			case v.Node == nil && v.Rules.Driver == v1alpha1.Group && v.classes[r.class] == nil && strings.HasSuffix(r.class, ".nvidia.com"):
+				o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: class %q is of NVIDIA's driver, and Cleave serves it only if it is "+
+					"installed so: docs/nvidia-compatible.md", o.file.Path, o.name, at, r.class))
 			}
 		}
 	}

@@ -78,8 +78,10 @@ func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 	if err := v.addClasses(); err != nil {
 		return nil, err
 	}
+	names := newNames()
 	for _, o := range v.objects {
 		v.checkClasses(o)
+		v.checkNames(o, names)
 		v.warnings(o)
 	}
 	for _, p := range v.pods {

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validation
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/suggest"
+)
+
+// namesOf are those of entries, with the driver as the domain of those that have none.
+func namesOf(entries []nodeslices.Entry) map[string]bool {
+	all := map[string]bool{}
+	for _, e := range entries {
+		name := e.Name
+		if !strings.Contains(name, "/") {
+			name = v1alpha1.Group + "/" + name
+		}
+		all[name] = true
+	}
+	return all
+}
+
+// names are those that devices of Cleave can have.
+type names struct {
+	attributes, capacities map[string]bool
+	selectors              *resourcepool.Selectors
+}
+
+func newNames() *names {
+	return &names{namesOf(nodeslices.Attributes()), namesOf(nodeslices.Capacities()), resourcepool.NewSelectors()}
+}
+
+// checkNames finds attributes and capacities that no device of Cleave has, in requests for such devices.
+func (v *validation) checkNames(o *object, n *names) {
+	spec, path := specOf(o.Object)
+	if spec == nil || o.wrong || v.Rules.Driver != v1alpha1.Group {
+		return // of devices of another driver name nothing is known, and what is wrong may be meant otherwise
+	}
+	var errs field.ErrorList
+	for i := range spec.Devices.Requests {
+		r, at := &spec.Devices.Requests[i], path.Child("requests").Index(i)
+		if e := r.Exactly; e != nil && v.isClassOfOurs(e.DeviceClassName) {
+			errs = append(errs, n.request(e.Selectors, e.Capacity, at.Child("exactly"))...)
+		}
+		for j := range r.FirstAvailable {
+			if s := &r.FirstAvailable[j]; v.isClassOfOurs(s.DeviceClassName) {
+				errs = append(errs, n.request(s.Selectors, s.Capacity, at.Child("firstAvailable").Index(j))...)
+			}
+		}
+	}
+	for i, c := range spec.Devices.Constraints {
+		at := path.Child("constraints").Index(i)
+		errs = append(errs, n.constraint(c.MatchAttribute, at.Child("matchAttribute"))...)
+		errs = append(errs, n.constraint(c.DistinctAttribute, at.Child("distinctAttribute"))...)
+	}
+	o.problems(errs)
+}
+
+// isClassOfOurs reports whether a class selects devices of Cleave.
+func (v *validation) isClassOfOurs(class string) bool {
+	c := v.classes[class]
+	return c != nil && resourcepool.SelectsDriver(c, v.Rules.Driver)
+}
+
+// request checks the names of one request.
+func (n *names) request(selectors []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, s := range selectors {
+		if s.CEL == nil {
+			continue
+		}
+		compiled, err := n.selectors.Compile(s.CEL.Expression)
+		if err != nil {
+			continue // which was said
+		}
+		attributes, capacities := compiled[0].Reads()
+		at := at.Child("selectors").Index(i).Child("cel", "expression")
+		for _, name := range attributes {
+			errs = append(errs, unknown(at, "attribute", name, n.attributes)...)
+		}
+		for _, name := range capacities {
+			errs = append(errs, unknown(at, "capacity", name, n.capacities)...)
+		}
+	}
+	if capacity == nil {
+		return errs
+	}
+	var plain []string
+	for name := range n.capacities {
+		plain = append(plain, strings.TrimPrefix(name, v1alpha1.Group+"/"))
+	}
+	slices.Sort(plain)
+	for _, name := range slices.Sorted(maps.Keys(capacity.Requests)) {
+		if asked := strings.TrimPrefix(string(name), v1alpha1.Group+"/"); !slices.Contains(plain, asked) {
+			errs = append(errs, field.Invalid(at.Child("capacity", "requests").Key(string(name)), field.OmitValueType{},
+				"no device of Cleave has this capacity"+suggest.Question(suggest.Nearest(asked, plain))))
+		}
+	}
+	return errs
+}
+
+// constraint checks the name of an attribute in Cleave's domain: others may be of the devices of other drivers.
+func (n *names) constraint(name *resourceapi.FullyQualifiedName, at *field.Path) field.ErrorList {
+	if name == nil || !strings.HasPrefix(string(*name), v1alpha1.Group+"/") {
+		return nil
+	}
+	return unknown(at, "attribute", string(*name), n.attributes)
+}
+
+// unknown is the error of a name that is none of those there are.
+func unknown(at *field.Path, what, name string, all map[string]bool) field.ErrorList {
+	if all[name] {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, field.OmitValueType{}, "no device of Cleave has the "+what+" "+name+suggest.Question(explain.Like(name, all)...))}
+}
