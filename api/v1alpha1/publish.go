@@ -33,8 +33,9 @@ const AttributePreviousNUMANode PartitionAttribute = "dra.net/numaNode"
 func PartitionAttributes() []PartitionAttribute {
 	return []PartitionAttribute{
 		"addressingMode", "architecture", "brand", "cpuAffinity", "cudaComputeCapability", "cudaDriverVersion",
-		AttributePreviousNUMANode, "driverVersion", "eccEnabled", "giProfileID", "index", "memoryEnforcement", "migCapable", "minor", "pcieSwitch", "placementStart", "productName",
-		"resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot",
+		AttributePreviousNUMANode, "driverVersion", "eccEnabled", "giProfileID", "index", "memoryEnforcement", "migCapable", "minor",
+		"pcieSwitch", "placementStart", "productName", "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID",
+		"resource.kubernetes.io/pcieRoot",
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -144,27 +145,47 @@ func (b *bed) startNICs(ctx context.Context, programs string) error {
 		return err
 	}
 	sys := filepath.Join(dir, "sys")
-	if err := os.CopyFS(sys, os.DirFS(filepath.Join(b.gpus.Root(), "sys"))); err != nil {
-		return fmt.Errorf("copy the simulated /sys: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Join(sys, "class/net"), 0o755); err != nil {
-		return fmt.Errorf("write the network cards: %w", err)
-	}
-	for name, path := range nics {
-		if err := os.MkdirAll(filepath.Join(sys, "devices", path, "net", name), 0o755); err != nil {
-			return fmt.Errorf("write the network cards: %w", err)
-		}
-		if err := os.Symlink(filepath.Join("../../devices", path, "net", name), filepath.Join(sys, "class/net", name)); err != nil {
-			return fmt.Errorf("write the network cards: %w", err)
-		}
-		out, err := exec.CommandContext(ctx, "ip", "link", "add", name, "type", "veth", "peer", "name", "far-"+name).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("add the interface %s: %w: %s", name, err, out)
+	for _, name := range slices.Sorted(maps.Keys(nics)) {
+		if err := b.addNIC(ctx, sys, name, nics[name]); err != nil {
+			return fmt.Errorf("add the network card %s: %w", name, err)
 		}
 	}
 	return b.start(ctx, "dra.net", filepath.Join(programs, "dranet"), len(nics), []string{"SYS=" + sys},
 		"--filter=\"dra.net/pciAddress\" in attributes", "--db-path="+filepath.Join(dir, "dranet.db"), "--cloud-provider-hint=NONE",
 		"--kubelet-root-dir="+b.client.Cluster.KubeletDir())
+}
+
+// addNIC copies a card of the simulated node to another /sys, and gives it an interface there and on the machine.
+func (b *bed) addNIC(ctx context.Context, sys, name, path string) error {
+	device, simulated := filepath.Join(sys, "devices", path), filepath.Join(b.gpus.Root(), "sys", "devices", path)
+	if err := os.CopyFS(device, os.DirFS(simulated)); err != nil {
+		return err
+	}
+	words := map[string]string{}
+	for _, file := range []string{"vendor", "device", "class"} {
+		data, err := os.ReadFile(filepath.Join(simulated, file))
+		if err != nil {
+			return err
+		}
+		words[file] = strings.ToUpper(strings.TrimPrefix(strings.TrimSpace(string(data)), "0x"))
+	}
+	// By this, dranet finds the class of a device (parseModaliasData of github.com/jaypipes/ghw/pkg/pci).
+	class := words["class"]
+	alias := fmt.Sprintf("pci:v0000%sd0000%ssv00000000sd00000000bc%ssc%si%s\n", words["vendor"], words["device"], class[:2], class[2:4], class[4:])
+	for _, dir := range []string{filepath.Join(device, "net", name), filepath.Join(sys, "bus/pci/devices"), filepath.Join(sys, "class/net")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	out, err := exec.CommandContext(ctx, "ip", "link", "add", name, "type", "veth", "peer", "name", "far-"+name).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(device, "modalias"), []byte(alias), 0o600),
+		os.Symlink(filepath.Join("../../../devices", path), filepath.Join(sys, "bus/pci/devices", filepath.Base(path))),
+		os.Symlink(filepath.Join("../../devices", path, "net", name), filepath.Join(sys, "class/net", name)),
+	)
 }
 
 // tearDown removes the interfaces, which the machine has where the tests do not run apart.

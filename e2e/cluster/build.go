@@ -105,7 +105,8 @@ func BuildKueue(ctx context.Context, opts Options) (string, error) {
 // BuildNeighbors builds the DRA drivers of CPUs and network cards that Cleave's claims are aligned with, if they are missing, and returns
 // the directory that they are in.
 func BuildNeighbors(ctx context.Context, opts Options) (string, error) {
-	if _, err := buildTools(ctx, opts, "dracpu", program{pkg: "github.com/kubernetes-sigs/dra-driver-cpu/cmd/", flags: "-s -w"}, "dracpu"); err != nil {
+	cpus := program{pkg: "github.com/kubernetes-sigs/dra-driver-cpu/cmd/", flags: "-s -w"}
+	if _, err := buildTools(ctx, opts, "dracpu", cpus, "dracpu"); err != nil {
 		return "", err
 	}
 	return buildTools(ctx, opts, "dranet", program{pkg: "sigs.k8s.io/dranet/cmd/", flags: "-s -w"}, "dranet")

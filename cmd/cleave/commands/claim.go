@@ -93,8 +93,10 @@ func (f *claimFlags) check() error {
 			return fmt.Errorf("--%s %q cannot be the name of an object: %s", name.flag, name.value, strings.Join(msgs, "; "))
 		}
 	}
-	if domain, name, ok := strings.Cut(f.NUMANode, "/"); !ok || len(validation.IsDNS1123Subdomain(domain)) > 0 || len(validation.IsCIdentifier(name)) > 0 {
-		return fmt.Errorf("--numa-attribute %q is not the name of an attribute with its domain, such as %s", f.NUMANode, shortform.NUMANodeAttribute)
+	domain, name, _ := strings.Cut(f.NUMANode, "/")
+	if len(validation.IsDNS1123Subdomain(domain)) > 0 || len(validation.IsCIdentifier(name)) > 0 {
+		return fmt.Errorf("--numa-attribute %q is not the name of an attribute with its domain, such as %s", f.NUMANode,
+			shortform.NUMANodeAttribute)
 	}
 	return nil
 }

@@ -127,8 +127,9 @@ func (p *parser) meant(words []string, counted bool, what string) string {
 		names = append(names, strings.TrimPrefix(string(c), "one "))
 	}
 	names = append(names, p.profiles...)
-	if digits := strings.IndexFunc(what, func(r rune) bool { return r < '0' || r > '9' }); !counted && digits > 0 && slices.Contains(names, what[digits:]) {
-		return suggest.Question(strconv.Quote(what[:digits] + " " + what[digits:])) // "4gpus"
+	digits := strings.IndexFunc(what, func(r rune) bool { return r < '0' || r > '9' })
+	if !counted && digits > 0 && slices.Contains(names, what[digits:]) { // "4gpus"
+		return suggest.Question(strconv.Quote(what[:digits] + " " + what[digits:]))
 	}
 	name := suggest.Nearest(what, names)
 	if name == "" {
@@ -211,10 +212,12 @@ func (p *parser) memory(words []string) error {
 	return nil
 }
 
+var units = map[string]string{"ki": "Ki", "mi": "Mi", "gi": "Gi", "ti": "Ti", "k": "k", "m": "M", "g": "G", "t": "T"}
+
 // withUnit spells the unit of an amount as Kubernetes does: "40gi", which was lowered, and "40gib" are 40Gi, and "40gb" is 40G.
 func withUnit(amount string) string {
 	digits := strings.TrimRight(amount, "abcdefghijklmnopqrstuvwxyz")
-	unit, known := map[string]string{"ki": "Ki", "mi": "Mi", "gi": "Gi", "ti": "Ti", "k": "k", "m": "M", "g": "G", "t": "T"}[strings.TrimSuffix(amount[len(digits):], "b")]
+	unit, known := units[strings.TrimSuffix(amount[len(digits):], "b")]
 	if !known {
 		return amount
 	}

@@ -158,7 +158,8 @@ func (f *Form) Notes() []string {
 		notes = append(notes, fmt.Sprintf("without %q, GPUs, CPUs and network cards may be far from one another", OneNUMANode))
 	}
 	if f.CPUs > 0 {
-		notes = append(notes, fmt.Sprintf("request %d CPUs in the pod's resources, too: the scheduler counts those apart from the claim's", f.CPUs))
+		notes = append(notes, fmt.Sprintf("request %d CPUs in the pod's resources, too: the scheduler counts those apart from the claim's",
+			f.CPUs))
 	}
 	return notes
 }
