@@ -11,7 +11,7 @@ import (
 
 // PublishPolicy is what a GPU's devices say in ResourceSlices. It changes what the scheduler sees, not what a claim gets.
 type PublishPolicy struct {
-	// Attributes that partitions carry alongside those that they have anyway.
+	// Attributes that partitions carry alongside those that they have anyway; dra.net/numaNode is carried by all devices.
 	Attributes []PartitionAttribute `json:"attributes,omitempty"`
 	// OmitAttributes are those that partitions do not carry.
 	OmitAttributes []PartitionAttribute `json:"omitAttributes,omitempty"`
@@ -24,12 +24,18 @@ type PublishPolicy struct {
 // PartitionAttribute is the name of an attribute that a policy can add to partitions or leave out of them.
 type PartitionAttribute string
 
+// AttributePreviousNUMANode is numaNode as it was called before resource.kubernetes.io/numaNode was a standard: other drivers that have no
+// release with the standard name publish it, dra-driver-cpu up to v0.2.0 (pkg/device/attributes.go) and dranet up to v1.4.0
+// (pkg/apis/attributes.go). No device has it unless a policy says so.
+const AttributePreviousNUMANode PartitionAttribute = "dra.net/numaNode"
+
 // PartitionAttributes lists them. What DeviceClasses and cleave inspect need of every partition is not among them.
 func PartitionAttributes() []PartitionAttribute {
 	return []PartitionAttribute{
-		"addressingMode", "architecture", "brand", "cpuAffinity", "cudaComputeCapability", "cudaDriverVersion", "driverVersion",
-		"eccEnabled", "giProfileID", "index", "memoryEnforcement", "migCapable", "minor", "pcieSwitch", "placementStart", "productName",
-		"resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot",
+		"addressingMode", "architecture", "brand", "cpuAffinity", "cudaComputeCapability", "cudaDriverVersion",
+		AttributePreviousNUMANode, "driverVersion", "eccEnabled", "giProfileID", "index", "memoryEnforcement", "migCapable", "minor",
+		"pcieSwitch", "placementStart", "productName", "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID",
+		"resource.kubernetes.io/pcieRoot",
 	}
 }
 

@@ -102,6 +102,16 @@ func BuildKueue(ctx context.Context, opts Options) (string, error) {
 	return filepath.Join(dir, name), err
 }
 
+// BuildNeighbors builds the DRA drivers of CPUs and network cards that Cleave's claims are aligned with, if they are missing, and returns
+// the directory that they are in.
+func BuildNeighbors(ctx context.Context, opts Options) (string, error) {
+	cpus := program{pkg: "github.com/kubernetes-sigs/dra-driver-cpu/cmd/", flags: "-s -w"}
+	if _, err := buildTools(ctx, opts, "dracpu", cpus, "dracpu"); err != nil {
+		return "", err
+	}
+	return buildTools(ctx, opts, "dranet", program{pkg: "sigs.k8s.io/dranet/cmd/", flags: "-s -w"}, "dranet")
+}
+
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
@@ -112,6 +122,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 		return err
 	}
 	if _, err := BuildKueue(ctx, opts); err != nil {
+		return err
+	}
+	if _, err := BuildNeighbors(ctx, opts); err != nil {
 		return err
 	}
 	_, err := Chromium(ctx, opts.Output)

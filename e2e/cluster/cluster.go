@@ -39,7 +39,7 @@ func Open(dir string) (*Cluster, error) {
 // Fits reports whether Up with these options would make a cluster like this one.
 func (c *Cluster) Fits(o Options) bool {
 	return o.Version == c.state.Version && o.NodeName == c.state.NodeName && o.Nodes == c.state.Nodes &&
-		o.ControlPlane == c.state.ControlPlane && maps.Equal(o.FeatureGates, c.state.FeatureGates) &&
+		o.ControlPlane == c.state.ControlPlane && o.NRI == c.state.NRI && maps.Equal(o.FeatureGates, c.state.FeatureGates) &&
 		slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
 		slices.Equal(o.Environment, c.state.Environment)
 }
@@ -90,6 +90,9 @@ func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "p
 
 // CDIDir is the one directory that containerd takes CDI specs from.
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
+
+// NRIDir has the socket nri.sock of containerd, with Options.NRI.
+func (c *Cluster) NRIDir() string { return c.layout.nriDir() }
 
 // ContainerRuntime is the socket at which containerd serves the CRI, on each node.
 func (c *Cluster) ContainerRuntime() string { return c.layout.containerdSocket() }

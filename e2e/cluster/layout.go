@@ -30,6 +30,7 @@ func (l layout) pidFile(c Component) string { return l.path("pids", string(c)) }
 func (l layout) podLogs() string            { return l.path("logs", "pods") }
 func (l layout) kubeletDir() string         { return l.path("kubelet") }
 func (l layout) cdiDir() string             { return l.path("cdi") }
+func (l layout) nriDir() string             { return l.path("run", "nri") }
 func (l layout) images() string             { return l.path("images") }
 func (l layout) containerdSocket() string   { return l.path("run", "containerd.sock") }
 func (l layout) containerdState() string    { return l.path("run", "containerd") }

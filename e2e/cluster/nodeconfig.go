@@ -95,14 +95,27 @@ func containerdConfiguration(l layout, s state) string {
 	line("version = 3")
 	line("root = %s", strconv.Quote(l.path("containerd", "root")))
 	line("state = %s", strconv.Quote(l.containerdState()))
-	// Node resource plugins, other snapshotters and tracing are not used.
-	line("disabled_plugins = [%s]", quoteAll(
+	// Other snapshotters and tracing are not used, and node resource plugins by few tests.
+	disabled := []string{
 		"io.containerd.nri.v1.nri",
 		"io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
 		"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile",
 		"io.containerd.snapshotter.v1.erofs", "io.containerd.differ.v1.erofs",
-		"io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"))
+		"io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp",
+	}
+	if s.NRI {
+		disabled = disabled[1:]
+	}
+	line("disabled_plugins = [%s]", quoteAll(disabled...))
 	line("")
+	if s.NRI {
+		line("[plugins.'io.containerd.nri.v1.nri']")
+		line("  disable = false")
+		line("  socket_path = %s", strconv.Quote(filepath.Join(l.nriDir(), "nri.sock")))
+		line("  plugin_path = %s", strconv.Quote(filepath.Join(l.nriDir(), "plugins")))
+		line("  plugin_config_path = %s", strconv.Quote(filepath.Join(l.nriDir(), "conf.d")))
+		line("")
+	}
 	line("[grpc]")
 	line("  address = %s", strconv.Quote(l.containerdSocket()))
 	line("")

@@ -48,6 +48,8 @@ type Options struct {
 	// ControlPlane starts etcd and the API server alone: nodes are objects that no kubelet runs, and whoever starts the
 	// cluster runs schedulers.
 	ControlPlane bool
+	// NRI has containerd serve the Node Resource Interface, which DRA drivers of CPUs and network cards use, at Cluster.NRIDir.
+	NRI bool
 	// Environment is added to that of every component, as in "GOGC=400".
 	Environment []string
 	// Source is the root of the Cleave repository, where the modules of the

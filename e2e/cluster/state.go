@@ -22,6 +22,7 @@ type state struct {
 	Runtime      []string        `json:"runtimeConfig,omitempty"`
 	Environment  []string        `json:"environment,omitempty"`
 	ControlPlane bool            `json:"controlPlane,omitempty"`
+	NRI          bool            `json:"nri,omitempty"`
 	Ports        ports           `json:"ports"`
 	Host         host            `json:"host"`
 }

@@ -80,7 +80,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	s := state{
 		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName, Nodes: o.Nodes,
-		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, ControlPlane: o.ControlPlane,
+		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, ControlPlane: o.ControlPlane, NRI: o.NRI,
 		Ports: p, Host: h,
 	}
 	s.Host.PodGroups = true

@@ -43,6 +43,7 @@ type recipe struct {
 }
 
 var recipes = map[string]recipe{
+	"aligned": {validated: "ok: ResourceClaimTemplate aligned, Pod aligned", lacks: "DeviceClass dra.cpu does not exist"},
 	"compute-domain": {model: "gb200-nvl72", validated: "ok: ResourceClaimTemplate mesh-gpus, Job mesh; passed over: ComputeDomain",
 		lacks: "ResourceClaimTemplate mesh-channel does not exist"},
 	"dcgm-exporter":           {validated: "nothing to check: passed over: DaemonSet"},

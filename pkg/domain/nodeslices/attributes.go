@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
@@ -59,6 +60,9 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	}
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
 	a.place(g, ds.view.Lists)
+	if previous := v1alpha1.AttributePreviousNUMANode; slices.Contains(ds.node.Offer(g).Publish.Attributes, string(previous)) {
+		a.number(resourceapi.QualifiedName(previous), g.NUMANode)
+	}
 	if s.IsPartition() {
 		ds.lighten(a, s, &ds.node.Offer(g).Publish)
 	} else {

@@ -53,6 +53,26 @@ func TestPublish_Attributes(t *testing.T) {
 	}
 }
 
+// The NUMA node by its previous name is on all devices where the policy says so, and on none else.
+func TestPublish_PreviousNUMANode(t *testing.T) {
+	for _, named := range []bool{false, true} {
+		var rule v1alpha1.Rule
+		if named {
+			rule.Publish = &v1alpha1.PublishPolicy{Attributes: []v1alpha1.PartitionAttribute{v1alpha1.AttributePreviousNUMANode}}
+		}
+		for _, d := range devicesOf(offeredNode(t, "hgx-h100", rule), View{}) {
+			standard, previous := d.Attributes["resource.kubernetes.io/numaNode"], d.Attributes["dra.net/numaNode"]
+			want := resourceapi.DeviceAttribute{}
+			if named {
+				want = standard
+			}
+			if diff := cmp.Diff(want, previous); diff != "" || standard.IntValue == nil {
+				t.Errorf("%s, named %t (-want +got):\n%s", d.Name, named, diff)
+			}
+		}
+	}
+}
+
 // Without the two attributes that docs/policy.md names, a partition has eight. One more, and each takes twice the memory in the
 // API server and in schedulers: a Go map has groups of eight (internal/abi, MapGroupSlots).
 func TestPublish_EightAttributes(t *testing.T) {

@@ -32,6 +32,8 @@ func Attributes() []Entry {
 		{"cpuAffinity", "string", byPolicy, "CPUs near the GPU, such as 0-55,112-167 (sysfs local_cpulist); left out if longer than 64 bytes"},
 		{"cudaComputeCapability", "version", "all", "such as 9.0.0 (nvmlDeviceGetCudaComputeCapability)"},
 		{"cudaDriverVersion", "version", byPolicy, "newest CUDA version that the driver serves, such as 13.0.0 (nvmlSystemGetCudaDriverVersion)"},
+		{"dra.net/numaNode", "int", "mig by policy; all others by policy",
+			"as resource.kubernetes.io/numaNode, for drivers of CPUs and network cards that have no other name yet"},
 		{"driverVersion", "version", "all", "such as 580.95.5 (nvmlSystemGetDriverVersion); leading zeros are dropped"},
 		{"eccEnabled", "bool", byPolicy, "whether memory errors are corrected (nvmlDeviceGetEccMode)"},
 		{"fabricCliqueID", "int", "gpu, timeslice, mps",

@@ -110,7 +110,7 @@ func TestLimits_Attributes(t *testing.T) {
 		}
 	}
 	// What is left for attributes to come.
-	want := map[string]int{string(gpu.TypeGPU): 26, "timeslice": 28, "mps": 29, string(gpu.TypeMIG): 31}
+	want := map[string]int{string(gpu.TypeGPU): 27, "timeslice": 29, "mps": 30, string(gpu.TypeMIG): 32}
 	if diff := cmp.Diff(want, most); diff != "" {
 		t.Errorf("attributes and capacities, of at most %d (-want +got):\n%s", resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice, diff)
 	}

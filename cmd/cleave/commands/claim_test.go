@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/pkg/cli"
+)
+
+// What is printed passes cleave validate, on a node where its classes are Cleave's; the recipe is one of them.
+func TestClaim(t *testing.T) {
+	recipe := strings.Split(recipeFile(t, "aligned"), "---\n")[0]
+	recipe = recipe[strings.Index(recipe, "apiVersion:"):]
+	tests := map[string]struct {
+		args         []string
+		stdout, note string
+	}{
+		"aligned": {[]string{"4 gpus, 48 cpus, 4 nics, one numa node", "--name", "aligned"}, recipe, "request 48 CPUs in the pod's resources"},
+		"partitions": {[]string{"2", "1g.10gb+me,", "memory", ">=", "8Gi"}, `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: 2-1g.10gb.me
+spec:
+  spec:
+    devices:
+      requests:
+      - exactly:
+          allocationMode: ExactCount
+          count: 2
+          deviceClassName: mig-1g.10gb.me.cleave.dev
+          selectors:
+          - cel:
+              expression: device.capacity["gpu.cleave.dev"].memory.compareTo(quantity("8Gi"))
+                >= 0
+        name: gpus
+`, ""},
+		"previous attribute": {[]string{"1 gpu, one numa node", "--numa-attribute=dra.net/numaNode"}, "matchAttribute: dra.net/numaNode\n", ""},
+		"classes":            {[]string{"1 gpu, 1 cpu, 1 nic", "--cpu-class=a.example.com", "--nic-class=b.example.com"}, "deviceClassName: b.example.com\n", `without "one numa node", GPUs`},
+		"NVLink":             {[]string{"4 gpus, one nvlink domain"}, "matchAttribute: gpu.cleave.dev/nvlinkGroup\n", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := cleave(t, append([]string{"claim"}, tt.args...)...)
+			if got.code != cli.ExitOK || !strings.Contains(got.stderr, tt.note) || tt.note == "" && got.stderr != "" {
+				t.Errorf("got %d, %s", got.code, got.stderr)
+			}
+			if strings.HasPrefix(tt.stdout, "apiVersion:") {
+				if diff := cmp.Diff(tt.stdout, got.stdout); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			} else if !strings.Contains(got.stdout, tt.stdout) {
+				t.Errorf("%q is not in\n%s", tt.stdout, got.stdout)
+			}
+			file := filepath.Join(t.TempDir(), "claim.yaml")
+			if err := os.WriteFile(file, []byte(got.stdout), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if checked := cleave(t, "validate", "-f", file, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
+				t.Errorf("validate: %d, %s%s", checked.code, checked.stdout, checked.stderr)
+			}
+			asJSON := cleave(t, append([]string{"claim", "-o", "json"}, tt.args...)...)
+			fromJSON, fromYAML := &resourceapi.ResourceClaimTemplate{}, &resourceapi.ResourceClaimTemplate{}
+			if err := json.Unmarshal([]byte(asJSON.stdout), fromJSON); err != nil {
+				t.Fatal(err)
+			}
+			if err := yaml.UnmarshalStrict([]byte(got.stdout), fromYAML); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(fromYAML, fromJSON); diff != "" {
+				t.Errorf("as JSON (-YAML +JSON):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestClaim_Usage(t *testing.T) {
+	for want, args := range map[string][]string{
+		"no short form is given: expected are parts between commas":        {},
+		`"4 gpuss" is not known: did you mean "4 gpus"?`:                   {"4 gpuss"},
+		`"2 1g.10g" is not known: did you mean "2 1g.10gb"?`:               {"2 1g.10g"},
+		`--output "table" is not one of yaml, json`:                        {"1 gpu", "-o", "table"},
+		`--name "A" cannot be the name of an object`:                       {"1 gpu", "--name", "A"},
+		`--nic-class "" cannot be the name of an object`:                   {"1 gpu", "--nic-class="},
+		`--numa-attribute "numaNode" is not the name of an attribute with`: {"1 gpu", "--numa-attribute", "numaNode"},
+	} {
+		got := cleave(t, append([]string{"claim"}, args...)...)
+		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, want) || got.stdout != "" {
+			t.Errorf("%q: got %d, %s%s, want %s", args, got.code, got.stdout, got.stderr, want)
+		}
+	}
+}
