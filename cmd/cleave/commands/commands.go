@@ -14,9 +14,9 @@ import (
 // New returns the command line of the program, by the name under which it was started.
 func New(program string) *cobra.Command {
 	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
-		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, checks manifests and policies, and\n"+
-			"imports and simulates them. What runs on nodes is cleave-node.",
-		newDashboard(), newInspect(), newExplain(), newSlices(), newSimulate(), newValidate(), newImport(), cli.NewNVMLProbe())
+		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, repacks them, checks manifests and\n"+
+			"policies, and imports and simulates them. What runs on nodes is cleave-node.",
+		newDashboard(), newInspect(), newExplain(), newRepack(), newSlices(), newSimulate(), newValidate(), newImport(), cli.NewNVMLProbe())
 	if strings.HasPrefix(filepath.Base(program), kubectlPrefix) {
 		asPlugin(root)
 	}
