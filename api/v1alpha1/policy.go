@@ -41,6 +41,13 @@ const ReleaseDriverLabel = Group + "/release-driver"
 // PlacementAnnotation is that by which a pod has a strategy of cleave-scheduler of its own.
 const PlacementAnnotation = Group + "/placement"
 
+// RepackKey is the label or annotation by which a pod, with RepackNever, is not restarted by a repack; and the taint of a node that
+// replacements are to leave while a repack moves them.
+const (
+	RepackKey   = Group + "/repack"
+	RepackNever = "never"
+)
+
 // ReleasesDriver reports whether the labels of a node request the release of the driver.
 func ReleasesDriver(labels map[string]string) bool { return labels[ReleaseDriverLabel] == "true" }
 

@@ -5,6 +5,7 @@ package main
 
 import (
 	"os"
+	_ "time/tzdata" // --time-zone: the image has no files of zones
 
 	"github.com/cleave-dra/cleave/cmd/cleave/commands"
 	"github.com/cleave-dra/cleave/pkg/cli"

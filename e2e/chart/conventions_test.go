@@ -21,6 +21,7 @@ const everything = `
 webhook: {enabled: true, tls: {from: cert-manager}}
 scheduler: {enabled: true}
 dashboard: {enabled: true}
+repack: {enabled: true}
 metrics: {podMonitor: {enabled: true}, grafanaDashboard: {enabled: true}, prometheusRule: {enabled: true}}
 resourceQuota: {enabled: true}
 openshift: {enabled: true}
@@ -48,8 +49,8 @@ func workloads(t *testing.T, objects []*unstructured.Unstructured) map[string]wo
 			all[d.Labels["app.kubernetes.io/component"]] = workloadOf{d.Spec.Template, d.Spec.Selector.MatchLabels}
 		}
 	}
-	if len(all) != 5 {
-		t.Fatalf("there are %d components, want 5", len(all))
+	if len(all) != 6 {
+		t.Fatalf("there are %d components, want 6", len(all))
 	}
 	return all
 }
@@ -75,7 +76,7 @@ func TestRender_ConventionalLabels(t *testing.T) {
 // TestRender_PodMetadata: additional labels and annotations are there, and replace none of the chart's.
 func TestRender_PodMetadata(t *testing.T) {
 	values := everything
-	for _, component := range []string{"plugin", "mps", "webhook", "scheduler", "dashboard"} {
+	for _, component := range []string{"plugin", "mps", "webhook", "scheduler", "dashboard", "repack"} {
 		more := "podLabels: {team: gpus, app.kubernetes.io/component: other}, podAnnotations: {note: x, checksum/config: none}"
 		if strings.Contains(values, "\n"+component+": {") {
 			values = strings.Replace(values, "\n"+component+": {", "\n"+component+": {"+more+", ", 1)
@@ -117,6 +118,7 @@ func TestRender_Elsewhere(t *testing.T) {
 		"webhook":             {everything, "webhook", place{Preferred: 1}, "system-cluster-critical"},
 		"scheduler":           {everything, "scheduler", place{Preferred: 1}, "system-cluster-critical"},
 		"dashboard":           {everything, "dashboard", place{}, ""},
+		"repack":              {everything, "repack", place{}, ""},
 		"in place of another": {strings.Replace(everything, "scheduler: {", "scheduler: {name: default-scheduler, ", 1), "scheduler", place{Required: 1}, "system-cluster-critical"},
 		"one webhook":         {strings.Replace(everything, "webhook: {", "webhook: {replicas: 1, ", 1), "webhook", place{Preferred: 1}, "system-cluster-critical"},
 		"webhook by zone":     {strings.Replace(everything, "webhook: {", "webhook: {priorityClassName: mine, "+zone+", ", 1), "webhook", place{Preferred: 1, Nodes: 1}, "mine"},
@@ -200,7 +202,7 @@ func TestRender_OpenShift(t *testing.T) {
 	}
 	// Elsewhere the users stay.
 	elsewhere := workloads(t, mustRender(t, strings.Replace(everything, "openshift: {enabled: true}", "", 1)))
-	for _, component := range []string{"webhook", "scheduler", "dashboard"} {
+	for _, component := range []string{"webhook", "scheduler", "dashboard", "repack"} {
 		if c := elsewhere[component].template.Spec.SecurityContext; c.RunAsUser == nil || *c.RunAsUser == 0 {
 			t.Errorf("%s: pod %+v", component, c)
 		}

@@ -280,6 +280,7 @@ var cannotRun = map[string]string{
 	"kubectl -n cleave-system get pods -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
 	"kubectl apply -f cleave/deviceclasses.yaml":                                                      "cleave import writes it",
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                          "it runs until it is stopped",
+	"kubectl get events -A --field-selector reason=RepackEvicts":                                      "nothing is repacked here",
 	"kubectl cleave explain pod trainer":                                                              "a pod of the reader's",
 	"kubectl cleave inspect":                                                                          "the plugin of kubectl is not installed",
 	"kubectl get pods -n cleave-system -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
@@ -332,7 +333,8 @@ func runDocumented(ctx context.Context, words []string) error {
 	case "kubectl":
 		return runKubectl(ctx, args)
 	case "cleave":
-		if !slices.ContainsFunc(args, func(a string) bool { return a == "--from-cluster" || a == "--node-model" }) {
+		reads := len(args) > 0 && args[0] == "repack" && !slices.Contains(args, "--apply")
+		if !reads && !slices.ContainsFunc(args, func(a string) bool { return a == "--from-cluster" || a == "--node-model" }) {
 			return nil // about the machine it runs on; the flags are checked without a cluster
 		}
 		command := exec.CommandContext(ctx, filepath.Join(source, "bin", "cleave"), args...)

@@ -151,6 +151,8 @@ var matrix = withPlatforms(map[string]string{
 	"scheduler, set":        "nvidiaCompatible: true\nscheduler: {enabled: true, name: default-scheduler, replicas: 1, strategy: spread, strategies: {timeslice.cleave.dev: pack}, candidates: 8, image: {repository: r/s, tag: v2}, hostNetwork: true, port: 10300, tolerations: [{operator: Exists}]}",
 	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443, tls: {from: secret}}",
 	"dashboard":             "dashboard: {enabled: true}",
+	"repack":                "repack: {enabled: true}",
+	"repack at night":       "nvidiaCompatible: true\nnetworkPolicy: {apiServerPorts: [6443]}\nrepack: {enabled: true, every: 1h, windows: ['Mon-Fri 22:00-06:00', 'Sat,Sun 00:00-24:00'], timeZone: Europe/Berlin, evictionsPerHour: 0, evictionTimeout: 5m, replacementTimeout: 30m, priorityClassName: low, env: [{name: A, value: b}]}",
 	"OpenShift":             "openshift: {enabled: true}\nscheduler: {enabled: true}\ndashboard: {enabled: true}",
 	"GKE":                   "resourceQuota: {enabled: true, pods: 200}\nscheduler: {enabled: true}\nmps: {enabled: false}",
 	"pods elsewhere":        "scheduler: {enabled: true, affinity: {podAntiAffinity: {}}, podLabels: {a: b}}\ndashboard: {enabled: true, nodeSelector: {pool: tools}, podAnnotations: {a: b}}\nplugin: {podLabels: {a: b}, podAnnotations: {c: d}}",

@@ -87,30 +87,54 @@ func (b *bed) cordon(node string, on bool) {
 	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
 }
 
+// scattered are the classes of the pods of scatter.
+var scattered = []string{"mig-1g.10gb.cleave.dev", "mig-2g.20gb.cleave.dev", "mig-1g.10gb.cleave.dev", "timeslice.cleave.dev", "mig-3g.40gb.cleave.dev"}
+
+// scatter creates replicas on all nodes and ends most of them. It returns how many are left.
+func (b *bed) scatter() (left int) {
+	b.t.Helper()
+	const replicas = 60
+	for i := range replicas {
+		name := fmt.Sprintf("web-%02d", i)
+		b.addReplica(name, classOf(name))
+	}
+	b.scheduled(replicas)
+	for i := range replicas {
+		if i*7%10 < 6 { // whatever began together does not end together
+			b.end(fmt.Sprintf("web-%02d", i))
+		} else {
+			left++
+		}
+	}
+	return left
+}
+
+// classOf is that of a pod of scatter, or of its replacement.
+func classOf(pod string) string {
+	var i int
+	_, _ = fmt.Sscanf(pod, "web-%d", &i) // the first of them, for others
+	return scattered[i%len(scattered)]
+}
+
+// advice is what the program advises.
+func (b *bed) advice() *repack.Advice {
+	b.t.Helper()
+	out, err := exec.CommandContext(b.t.Context(), bin("cleave"), "repack", "-o", "json", "--kubeconfig", b.kubeconfig).Output()
+	must(b.t, err)
+	advice := &repack.Advice{}
+	must(b.t, json.Unmarshal(out, advice))
+	return advice
+}
+
 // TestRepack_Followed follows the advice of the program, with cleave-scheduler: each replacement gets the place that was
 // advised, whether the old pod still has its devices or not, and the GPUs are free afterwards.
 func TestRepack_Followed(t *testing.T) {
 	b := newBed(t, "n1", "n2", "n3")
 	b.startScheduler("{}")
-	classes := []string{"mig-1g.10gb.cleave.dev", "mig-2g.20gb.cleave.dev", "mig-1g.10gb.cleave.dev", "timeslice.cleave.dev", "mig-3g.40gb.cleave.dev"}
-	const replicas = 60
-	for i := range replicas {
-		b.addReplica(fmt.Sprintf("web-%02d", i), classes[i%len(classes)])
-	}
-	b.scheduled(replicas)
-	left := replicas
-	for i := range replicas {
-		if i*7%10 < 6 { // whatever began together does not end together
-			b.end(fmt.Sprintf("web-%02d", i))
-			left--
-		}
-	}
-	out, err := exec.CommandContext(t.Context(), bin("cleave"), "inspect", "--from-cluster", "--repack", "-o", "json", "--kubeconfig", b.kubeconfig).Output()
-	must(t, err)
-	var advice repack.Advice
-	must(t, json.Unmarshal(out, &advice))
+	left := b.scatter()
+	advice := b.advice()
 	if got := advice.GPUs - len(b.gpus()); got != advice.WholeNow || len(advice.Steps) < 2 || len(advice.Problems) > 0 {
-		t.Fatalf("%d GPUs are free; the advice is %s", got, out)
+		t.Fatalf("%d GPUs are free; the advice is %+v", got, advice)
 	}
 	moves := 0
 	for _, step := range advice.Steps {
@@ -118,15 +142,13 @@ func TestRepack_Followed(t *testing.T) {
 			b.cordon(step.Cordon, true)
 		}
 		for _, m := range step.Pods {
-			var i int
-			must(t, errOf(fmt.Sscanf(m.Pod, "web-%d", &i)))
 			moves++
 			first := moves%2 == 0 || len(m.Or) > 0 || len(m.To.Devices) == 0 // as of a StatefulSet
 			if first {
 				b.end(m.Pod)
 				left--
 			}
-			b.addReplica(m.Pod+"-again", classes[i%len(classes)])
+			b.addReplica(m.Pod+"-again", classOf(m.Pod))
 			b.scheduled(left + 1)
 			placedAsAdvised(b, m)
 			if left++; !first {

@@ -39,12 +39,19 @@ type chartBed struct{ priorityBed }
 // install creates what the chart's scheduler has besides its pods, with a name that pods select.
 func (b chartBed) install(name string) {
 	b.t.Helper()
+	b.applyChart("scheduler.enabled=true,scheduler.name="+name+",metrics.podMonitor.enabled=true", "scheduler", "metrics")
+}
+
+// applyChart creates the namespace of the release, and objects of some of the chart's templates.
+func (b *bed) applyChart(values string, templates ...string) {
+	b.t.Helper()
 	must(b.t, errOf(b.kube.CoreV1().Namespaces().Create(b.t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: releaseNamespace}}, metav1.CreateOptions{})))
-	render := exec.CommandContext(b.t.Context(), bin("helm"), "template", "cleave", "../../deployments/helm/cleave", "--namespace", releaseNamespace,
-		"--kube-version", "1.37.2", "--set", "scheduler.enabled=true,scheduler.name="+name+",metrics.podMonitor.enabled=true",
-		"--show-only", "templates/scheduler.yaml", "--show-only", "templates/metrics.yaml")
-	text, err := render.Output()
+	args := []string{"template", "cleave", "../../deployments/helm/cleave", "--namespace", releaseNamespace, "--kube-version", "1.37.2", "--set", values}
+	for _, t := range templates {
+		args = append(args, "--show-only", "templates/"+t+".yaml")
+	}
+	text, err := exec.CommandContext(b.t.Context(), bin("helm"), args...).Output()
 	must(b.t, err)
 	var objects [][]byte
 	for _, object := range bytes.Split(text, []byte("\n---\n")) {
@@ -58,22 +65,29 @@ func (b chartBed) install(name string) {
 }
 
 // token is one of an account of the release.
-func (b chartBed) token(account string) string {
+func (b *bed) token(account string) string {
 	b.t.Helper()
 	token, err := b.kube.CoreV1().ServiceAccounts(releaseNamespace).CreateToken(b.t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	must(b.t, err)
 	return token.Status.Token
 }
 
-// startInstalled starts cleave-scheduler with the configuration that the chart has made, as its account.
-func (b chartBed) startInstalled() {
+// kubeconfigOf is a kubeconfig file of an account of the release.
+func (b *bed) kubeconfigOf(account string) string {
 	b.t.Helper()
 	access, err := clientcmd.LoadFromFile(b.kubeconfig)
 	must(b.t, err)
 	user := access.Contexts[access.CurrentContext].AuthInfo
-	access.AuthInfos = map[string]*clientcmdapi.AuthInfo{user: {Token: b.token("cleave-scheduler")}}
-	kubeconfig := filepath.Join(b.dir, "scheduler.kubeconfig")
+	access.AuthInfos = map[string]*clientcmdapi.AuthInfo{user: {Token: b.token(account)}}
+	kubeconfig := filepath.Join(b.dir, account+".kubeconfig")
 	must(b.t, clientcmd.WriteToFile(*access, kubeconfig))
+	return kubeconfig
+}
+
+// startInstalled starts cleave-scheduler with the configuration that the chart has made, as its account.
+func (b chartBed) startInstalled() {
+	b.t.Helper()
+	kubeconfig := b.kubeconfigOf("cleave-scheduler")
 	file, err := b.kube.CoreV1().ConfigMaps(releaseNamespace).Get(b.t.Context(), "cleave-scheduler", metav1.GetOptions{})
 	must(b.t, err)
 	var config map[string]any

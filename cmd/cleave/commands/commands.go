@@ -14,10 +14,11 @@ import (
 // New returns the command line of the program, by the name under which it was started.
 func New(program string) *cobra.Command {
 	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
-		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, checks manifests and policies, and\n"+
-			"imports and simulates them. What runs on nodes is cleave-node.",
-		newDashboard(), newInspect(), newExplain(), newCordon(), newUncordon(), newSlices(), newSimulate(), newClaim(), newValidate(),
-		newImport(), cli.NewNVMLProbe())
+		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, repacks them, checks manifests and
+"+
+			"policies, and imports and simulates them. What runs on nodes is cleave-node.",
+		newDashboard(), newInspect(), newExplain(), newCordon(), newUncordon(), newRepack(), newSlices(), newSimulate(), newClaim(),
+		newValidate(), newImport(), cli.NewNVMLProbe())
 	if strings.HasPrefix(filepath.Base(program), kubectlPrefix) {
 		asPlugin(root)
 	}

@@ -21,7 +21,6 @@ type inspectFlags struct {
 	cli.Inspection
 	fromCluster string
 	clients     clientFlags
-	repack      bool
 }
 
 func newInspect() *cobra.Command { return newInspectCommand(&inspectFlags{}) }
@@ -36,14 +35,12 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 			"  - a node model (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
 			"  - any node, or all of them in a line each, from the ResourceSlices and ResourceClaims of the cluster\n" +
 			"    (--from-cluster). As a plugin of kubectl, that is the default.\n\n" +
-			"With --repack it advises which pods to restart so that whole GPUs become free.\n\n" +
 			"In the plugin's pod it needs no flags: it takes the plugin's from the environment. Offers follow the plugin's\n" +
 			"active policy, unless --policy or --policy-name is given.",
 		Example: "  cleave inspect\n" +
 			"  cleave inspect --driver-root /run/nvidia/driver -o json\n" +
 			"  cleave inspect --from-cluster\n" +
 			"  cleave inspect --from-cluster gpu-node-1\n" +
-			"  cleave inspect --from-cluster --repack\n" +
 			"  cleave inspect --node-model hgx-h100",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -55,9 +52,6 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 			}
 			if err := f.check(cmd.Flags()); err != nil {
 				return cli.UsageError(err)
-			}
-			if f.repack {
-				return f.advise(cmd.Context(), cmd.OutOrStdout())
 			}
 			if f.fromCluster == allNodes {
 				return f.fleet(cmd.Context(), cmd.OutOrStdout())
@@ -75,8 +69,6 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags.StringVar(&f.fromCluster, "from-cluster", "",
 		"show this `node`, or without a name all nodes, from the API server instead of this machine")
 	flags.Lookup("from-cluster").NoOptDefVal = allNodes
-	flags.BoolVar(&f.repack, "repack", false,
-		"with --from-cluster: pods whose restart frees whole GPUs, the fewest pods first, and where they would fit; nothing is changed")
 	f.clients.add(flags, " for --from-cluster")
 	f.AddSource(flags, true)
 	return cmd
@@ -102,7 +94,7 @@ func (f *inspectFlags) nodes(cmd *cobra.Command, args []string) error {
 }
 
 // forCluster are the flags that are valid with --from-cluster.
-var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "context", "driver-name", "repack", "help"}
+var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "context", "driver-name", "help"}
 
 // check validates the flags.
 func (f *inspectFlags) check(flags *pflag.FlagSet) error {
@@ -113,9 +105,6 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 		if f.clients != (clientFlags{}) {
 			return errors.New("--kubeconfig and --context are for --from-cluster, which is not set")
 		}
-		if f.repack {
-			return errors.New("--repack is for --from-cluster, which is not set")
-		}
 		return f.Validate()
 	}
 	if f.NodeName = f.fromCluster; f.fromCluster == allNodes {
@@ -124,9 +113,6 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 	var errs []error
 	if f.fromCluster == "" {
 		errs = append(errs, errors.New("--from-cluster is empty: give it the name of a node"))
-	}
-	if f.repack && f.fromCluster != allNodes {
-		errs = append(errs, fmt.Errorf("--repack is about all nodes: leave out %q", f.fromCluster))
 	}
 	flags.Visit(func(flag *pflag.Flag) {
 		if !slices.Contains(forCluster, flag.Name) {

@@ -81,11 +81,9 @@ func TestInspect_UsageErrors(t *testing.T) {
 			[]string{"--from-cluster", "n", "--driver-root", "/x", "--policy", "p", "--mps-socket", "s"},
 			[]string{"--driver-root has no effect", "--policy has no effect", "--mps-socket has no effect"},
 		},
-		"two sources":         {[]string{"--node-model", "t4", "--nvml-library", "x"}, []string{"exclude each other"}},
-		"repack of a machine": {[]string{"--repack"}, []string{"--repack is for --from-cluster"}},
-		"repack of one node":  {[]string{"--from-cluster", "gpu-1", "--repack"}, []string{`--repack is about all nodes: leave out "gpu-1"`}},
-		"unknown model":       {[]string{"--node-model", "hgx"}, []string{`"hgx"`, "hgx-h100"}},
-		"driver name":         {[]string{"--driver-name", "No Name"}, []string{"--driver-name"}},
+		"two sources":   {[]string{"--node-model", "t4", "--nvml-library", "x"}, []string{"exclude each other"}},
+		"unknown model": {[]string{"--node-model", "hgx"}, []string{`"hgx"`, "hgx-h100"}},
+		"driver name":   {[]string{"--driver-name", "No Name"}, []string{"--driver-name"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ const smallClass = "mig-1g.10gb.cleave.dev"
 // smallPod is a pod with a partition, and its claim.
 func smallPod(name, node, device, controller string) []runtime.Object {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name, UID: types.UID(name),
-		OwnerReferences: []metav1.OwnerReference{{Kind: controller, Name: "owner", Controller: new(true)}}}}
+		OwnerReferences: []metav1.OwnerReference{{Kind: controller, Name: "owner", UID: types.UID(controller), Controller: new(true)}}}}
 	p.Spec.NodeName = node
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &name}}
 	p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &name}}
@@ -70,7 +70,7 @@ func TestRepack_Advice(t *testing.T) {
 	}
 	want := []repack.Step{{
 		Cordon: "node-2", // its GPU is as good for the replacement
-		Pods: []repack.Move{{Namespace: "ml", Pod: "stray", Controller: "StatefulSet/owner",
+		Pods: []repack.Move{{Namespace: "ml", Pod: "stray", UID: "stray", Controller: "StatefulSet/owner",
 			From: repack.Place{Node: "node-2", Devices: []string{"gpu-0000-1b-00-0-mig-19-6"}},
 			To:   repack.Place{Node: "node-1", Devices: []string{"gpu-0000-1b-00-0-mig-19-5"}}}},
 		Frees: []repack.GPU{{Node: "node-2", Name: "gpu-0000-1b-00-0"}},
@@ -101,6 +101,9 @@ func TestRepack_Forbidden(t *testing.T) {
 			t.Errorf("%s: got %v, %v", kind, a, err)
 		case optional != "" && (err != nil || len(a.Problems) != 1 || !strings.Contains(a.Problems[0], optional)):
 			t.Errorf("%s: got %+v, %v, want the problem %q", kind, a, err, optional)
+		}
+		if _, err := readRepack(t.Context(), client, "gpu.cleave.dev", true); err == nil || optional != "" && !errors.Is(err, errUnread) {
+			t.Errorf("%s: got %v, want an error for who restarts pods", kind, err)
 		}
 	}
 }

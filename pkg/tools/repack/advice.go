@@ -2,6 +2,8 @@
 
 package repack
 
+import "k8s.io/apimachinery/pkg/types"
+
 // Advice is what to restart. Its JSON is an interface: fields and values may be added, never renamed.
 type Advice struct {
 	Driver string `json:"driver"`
@@ -39,11 +41,12 @@ type GPU struct {
 
 // Move is a pod to restart, and where its replacement would get devices.
 type Move struct {
-	Namespace  string `json:"namespace"`
-	Pod        string `json:"pod"`
-	Controller string `json:"controller"`
-	From       Place  `json:"from"`
-	To         Place  `json:"to"`
+	Namespace  string    `json:"namespace"`
+	Pod        string    `json:"pod"`
+	UID        types.UID `json:"uid,omitempty"`
+	Controller string    `json:"controller"`
+	From       Place     `json:"from"`
+	To         Place     `json:"to"`
 	// Or are places on other nodes that may be as good: among these the scheduler chooses by CPU, memory and the like.
 	Or []Place `json:"or,omitempty"`
 	// Budget is the PodDisruptionBudget of the pod.
@@ -82,7 +85,7 @@ const (
 	Job Reason = "Job"
 	// UnknownController: whether it creates the pod again is not known.
 	UnknownController Reason = "UnknownController"
-	// DoNotDisrupt is an annotation of the pod.
+	// DoNotDisrupt is an annotation or label of the pod.
 	DoNotDisrupt Reason = "DoNotDisrupt"
 	// Budget is a PodDisruptionBudget that allows no disruption now.
 	Budget Reason = "PodDisruptionBudget"

@@ -88,11 +88,7 @@ func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 	}
 	for _, m := range s.moves[begin:] {
 		p := m.pod
-		to, others := m.places()
-		step.Pods = append(step.Pods, Move{
-			Namespace: p.object.Namespace, Pod: p.object.Name, Controller: controllerOf(p.object), Budget: p.budget,
-			From: p.on.place(p.uses), To: to, Or: others,
-		})
+		step.Pods = append(step.Pods, m.advice())
 		p.moved = true
 		for _, to := range m.to {
 			for _, u := range to.uses {
@@ -109,6 +105,16 @@ func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 		}
 	}
 	return step, true
+}
+
+// advice is what the move says to people.
+func (m *move) advice() Move {
+	p := m.pod
+	to, others := m.places()
+	return Move{
+		Namespace: p.object.Namespace, Pod: p.object.Name, UID: p.object.UID, Controller: ControllerOf(p.object), Budget: p.budget,
+		From: p.on.place(p.uses), To: to, Or: others,
+	}
 }
 
 // places are where the replacement would be, without devices where others may have taken them.

@@ -101,7 +101,10 @@ func TestAdvise_Kept(t *testing.T) {
 		"karpenter":   {annotation("karpenter.sh/do-not-disrupt", "true"), DoNotDisrupt, "karpenter.sh/do-not-disrupt"},
 		"autoscaler":  {annotation("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"), DoNotDisrupt, "safe-to-evict"},
 		"descheduler": {annotation("descheduler.alpha.kubernetes.io/prefer-no-eviction", ""), DoNotDisrupt, "prefer-no-eviction"},
-		"spread":      {annotation(v1alpha1.PlacementAnnotation, "spread"), Spread, v1alpha1.PlacementAnnotation},
+		"marked":      {annotation(v1alpha1.RepackKey, v1alpha1.RepackNever), DoNotDisrupt, "annotation gpu.cleave.dev/repack"},
+		"labelled": {func(p *corev1.Pod, _ *resourceapi.ResourceClaim) { p.Labels[v1alpha1.RepackKey] = v1alpha1.RepackNever }, DoNotDisrupt,
+			"label gpu.cleave.dev/repack"},
+		"spread": {annotation(v1alpha1.PlacementAnnotation, "spread"), Spread, v1alpha1.PlacementAnnotation},
 		"anti-affinity": {func(p *corev1.Pod, _ *resourceapi.ResourceClaim) {
 			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: corev1.LabelHostname}}}}
@@ -258,12 +261,12 @@ func TestAdvise_IncompletePool(t *testing.T) {
 
 func TestControllerOf(t *testing.T) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"pod-template-hash": "7c9f"}}}
-	if got := controllerOf(p); got != "" {
+	if got := ControllerOf(p); got != "" {
 		t.Errorf("got %q for a bare pod", got)
 	}
 	for name, want := range map[string]string{"infer-7c9f": "Deployment/infer", "infer": "ReplicaSet/infer"} {
 		p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: name, Controller: new(true)}}
-		if got := controllerOf(p); got != want {
+		if got := ControllerOf(p); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

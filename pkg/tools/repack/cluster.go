@@ -39,14 +39,16 @@ type Cluster struct {
 	users  map[types.UID][]*resourceapi.ResourceClaim
 	pods   map[types.UID]*corev1.Pod
 	// waiting counts pods with claims that have no node yet.
-	waiting  int
-	problems []string
+	waiting int
+	// moving are the pods that are evicted or scheduled right now, tainted the nodes with the taint of a repack.
+	moving, tainted []string
+	problems        []string
 }
 
-// NewCluster prepares for slices and pods.
-func NewCluster(o Objects) *Cluster {
+// NewCluster prepares for slices and pods. Problems are what could not be read.
+func NewCluster(o Objects, problems ...string) *Cluster {
 	c := &Cluster{
-		Objects: o, cache: pools.NewCache(), nodes: map[string]*node{},
+		Objects: o, problems: problems, cache: pools.NewCache(), nodes: map[string]*node{},
 		claims: map[string]*resourceapi.ResourceClaim{}, users: map[types.UID][]*resourceapi.ResourceClaim{},
 		pods: map[types.UID]*corev1.Pod{},
 	}
@@ -65,7 +67,7 @@ func NewCluster(o Objects) *Cluster {
 	}
 	c.slices = resourcepool.NewSliceSet(c.cache.Attributes(o.Classes.Get, own...))
 	for _, n := range o.Nodes {
-		c.nodes[n.Name] = newNode(n)
+		c.nodes[n.Name] = newNode(c.untainted(n))
 	}
 	return c
 }
@@ -96,6 +98,9 @@ func (c *Cluster) AddPod(p *corev1.Pod) {
 	case p.Spec.NodeName == "":
 		if len(p.Spec.ResourceClaims) > 0 {
 			c.waiting++
+			if p.DeletionTimestamp == nil && !undecidable(p) {
+				c.moving = append(c.moving, p.Namespace+"/"+p.Name)
+			}
 		}
 		return
 	}
@@ -105,6 +110,9 @@ func (c *Cluster) AddPod(p *corev1.Pod) {
 	for _, claim := range c.users[p.UID] {
 		if own, _ := driversOf(claim, c.Driver); own {
 			p.ManagedFields = nil
+			if c.pods[p.UID] == nil && p.DeletionTimestamp != nil && isEvicted(p) {
+				c.moving = append(c.moving, p.Namespace+"/"+p.Name)
+			}
 			c.pods[p.UID] = p
 		}
 	}

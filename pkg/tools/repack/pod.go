@@ -74,6 +74,7 @@ var doNotDisrupt = []struct{ key, value string }{
 	{"karpenter.sh/do-not-disrupt", "true"},
 	{"cluster-autoscaler.kubernetes.io/safe-to-evict", "false"},
 	{"descheduler.alpha.kubernetes.io/prefer-no-eviction", ""},
+	{v1alpha1.RepackKey, v1alpha1.RepackNever},
 }
 
 // judge finds out whether a pod may be advised, and what its replacement asks for.
@@ -107,8 +108,8 @@ func (c *Cluster) checkController(p *pod) {
 	}
 }
 
-// controllerOf names the controller, with the Deployment in place of its ReplicaSet.
-func controllerOf(p *corev1.Pod) string {
+// ControllerOf names the controller, with the Deployment in place of its ReplicaSet.
+func ControllerOf(p *corev1.Pod) string {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil {
 		return ""
@@ -126,6 +127,10 @@ func (c *Cluster) checkMarks(p *pod) {
 			p.refuse(DoNotDisrupt, "it has the annotation %s: %q", mark.key, value)
 			return
 		}
+	}
+	if p.object.Labels[v1alpha1.RepackKey] == v1alpha1.RepackNever {
+		p.refuse(DoNotDisrupt, "it has the label %s: %q", v1alpha1.RepackKey, v1alpha1.RepackNever)
+		return
 	}
 	if p.object.Annotations[v1alpha1.PlacementAnnotation] == string(packing.Spread) {
 		p.refuse(Spread, "its annotation %s asks to spread it", v1alpha1.PlacementAnnotation)

@@ -72,26 +72,31 @@ func (a *Advice) stepRows() [][]string {
 		for j, m := range s.Pods {
 			frees := "-"
 			if j == len(s.Pods)-1 {
-				var names []string
-				for _, g := range s.Frees {
-					names = append(names, g.Node+" "+g.Name)
-				}
-				frees = strings.Join(names, ", ")
+				frees = s.Freed()
 			}
 			controller := m.Controller
 			if m.Budget != "" {
 				controller += " (PodDisruptionBudget " + m.Budget + ")"
 			}
 			rows = append(rows, []string{
-				strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.places(), frees, cmp.Or(s.Cordon, "-"),
+				strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.Where(), frees, cmp.Or(s.Cordon, "-"),
 			})
 		}
 	}
 	return rows
 }
 
-// places are where a replacement would be: on one node, one of two, or one of many.
-func (m *Move) places() string {
+// Freed names the GPUs that a step frees.
+func (s *Step) Freed() string {
+	var names []string
+	for _, g := range s.Frees {
+		names = append(names, g.Node+" "+g.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Where says where a replacement would be: on one node, one of two, or one of many.
+func (m *Move) Where() string {
 	switch len(m.Or) {
 	case 0:
 		return m.To.String()

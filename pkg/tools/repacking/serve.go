@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repacking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Serve plans and takes steps again and again until ctx ends. After surprises it leaves the cluster alone for longer.
+func (r *Repacker) Serve(ctx context.Context, every time.Duration, most int) error {
+	logger := klog.FromContext(ctx)
+	r.Say = func(format string, args ...any) { logger.Info(fmt.Sprintf(format, args...)) }
+	for surprises, first := 0, true; ; first = false {
+		done, err := r.round(ctx, most, first)
+		stop := (*Stop)(nil)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			surprises = 0
+			logger.V(2).Info("No step is left", "steps", done)
+		case errors.As(err, &stop) && stop.Reason == Closed:
+			logger.V(2).Info("No pod may be evicted now", "because", stop.Message, "steps", done)
+		default:
+			surprises++
+			logger.Error(err, "The repack stops", "steps", done, "again", pauseAfter(every, surprises).String())
+		}
+		timer := time.NewTimer(pauseAfter(every, surprises))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// round is one repack. The first one looks for what an interrupted run has left, even if no pod may be evicted now.
+func (r *Repacker) round(ctx context.Context, most int, first bool) (done int, err error) {
+	if !first {
+		if err := r.permitted(ctx, 1); err != nil {
+			return 0, err
+		}
+	}
+	advice, err := r.Begin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return r.Apply(ctx, advice, most)
+}
+
+// mostPauses bounds the pause after surprises, in multiples of the usual one.
+const mostPauses = 64
+
+// pauseAfter doubles the pause with each surprise in a row.
+func pauseAfter(every time.Duration, surprises int) time.Duration {
+	return every * time.Duration(min(1<<min(surprises, 30), mostPauses))
+}
