@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
 // State is the node's state in the API server.
@@ -31,6 +32,8 @@ type Node struct {
 	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool
+	// Notices are those that handlers have written on the Node.
+	Notices []notices.Notice
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
 	PluginResources []PluginResource
 }
@@ -54,7 +57,7 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 	if !ok {
 		return Node{}, false
 	}
-	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Notices: notices.OfNode(node)}
 	for _, label := range policyLabels {
 		if value := node.Labels[label]; value != "" {
 			if kept.Policy = value; label != v1alpha1.PolicyLabel {

@@ -64,6 +64,8 @@ type Config struct {
 	PolicyFormat policy.Format
 	// PolicyLabels are node labels; the first of these present on the node selects its policy. Empty for v1alpha1.PolicyLabel.
 	PolicyLabels []string
+	// Notices are about the node's machine.
+	Notices NoticeConfig
 	// MPSSocket is the supervisor's socket; empty to disable MPS.
 	MPSSocket string
 
@@ -115,7 +117,7 @@ func (c *Config) Validate() error {
 	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
 	}
-	errs = append(errs, checkAddress(c.MetricsAddress))
+	errs = append(errs, checkAddress(c.MetricsAddress), c.Notices.validate())
 	for _, d := range []struct {
 		flag  string
 		value time.Duration
