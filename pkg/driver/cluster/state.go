@@ -32,6 +32,9 @@ type Node struct {
 	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool
+	// Paused is a label by which the GPU operator or MIG manager has the GPU's clients leave the node, as "label=value"; empty if
+	// there is none.
+	Paused string
 	// Notices are those that handlers have written on the Node.
 	Notices []notices.Notice
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
@@ -57,7 +60,7 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 	if !ok {
 		return Node{}, false
 	}
-	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Notices: notices.OfNode(node)}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Paused: pausedBy(node.Labels), Notices: notices.OfNode(node)}
 	for _, label := range policyLabels {
 		if value := node.Labels[label]; value != "" {
 			if kept.Policy = value; label != v1alpha1.PolicyLabel {
@@ -79,6 +82,20 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 		kept.PluginResources = append(kept.PluginResources, PluginResource{name, q.String()})
 	}
 	return kept, true
+}
+
+// pausedBy returns the first label, by its name, with which a component of the GPU operator pauses what uses the GPUs.
+// k8s-driver-manager sets "paused-for-driver-upgrade" before it unloads the driver (cmd/driver-manager/main.go, maybeSetPaused; after
+// another value and "_" on labels of others), mig-parted "paused-for-mig-change" (pkg/mig/reconfigure), vgpu-device-manager
+// "paused-for-vgpu-change". From 26.7 on the operator sets nvidia.com/gpu.deploy.client for clients that are not its own
+// (controllers/state_manager.go); earlier ones pause only the labels of their own components.
+func pausedBy(labels map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		if value := labels[name]; strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && strings.Contains(value, "paused-for-") {
+			return name + "=" + value
+		}
+	}
+	return ""
 }
 
 // isGPUResource reports whether an extended resource belongs to NVIDIA's device plugin, or to one that uses its names:

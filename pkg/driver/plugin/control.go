@@ -244,10 +244,10 @@ func (s *service) awaitLabel(ctx context.Context) error {
 		return err
 	}
 	s.ready.cluster(nil)
-	err := s.loop.AwaitLabel(ctx, s.cluster.State, func() {
-		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", controller.ErrReleaseRequested)
-		s.engine.SetWaiting(controller.ErrReleaseRequested)
-		s.ready.driver(controller.ErrReleaseRequested)
+	err := s.loop.AwaitLabel(ctx, s.cluster.State, func(why error) {
+		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", why)
+		s.engine.SetWaiting(why)
+		s.ready.driver(why)
 	})
 	if err != nil {
 		return err
