@@ -137,6 +137,7 @@ var matrix = withPlatforms(map[string]string{
 	"every node":            "nodes: {match: [], tolerations: [], selector: {pool: gpus}}\npriorityClassName: ''",
 	"metrics":               "metrics: {port: 9400, service: {enabled: false}, podMonitor: {enabled: true, interval: 1m, labels: {release: prometheus}}, grafanaDashboard: {enabled: true}, prometheusRule: {enabled: true, labels: {release: prometheus}}}",
 	"network":               "networkPolicy: {apiServerPorts: [443, 6443]}",
+	"notices":               "notices: {sources: [node, aws], lead: 2h, evictBefore: 60s}\nnetworkPolicy: {apiServerPorts: [6443]}",
 	"no network policy":     "networkPolicy: {enabled: false}",
 	"no admission":          "admission: {nodeRestriction: false, claims: {enabled: false}, warnings: {enabled: false}}",
 	"classes may have many": "admission: {claims: {oneDevicePerRequest: []}}",

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -19,6 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 	"github.com/cleave-dra/cleave/pkg/driver/plugin"
 )
 
@@ -87,6 +90,7 @@ func newKubeletPlugin() *cobra.Command {
 		"node labels, of which the first that the node has names its policy")
 	flags.StringVar((*string)(&config.NodeLabels), "node-labels", string(plugin.LabelsOff),
 		"labels of the Node object that describe its GPUs, in the names of GPU feature discovery: "+plugin.LabelModes())
+	addNotices(flags, &config.Notices)
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty to disable MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+
@@ -97,4 +101,14 @@ func newKubeletPlugin() *cobra.Command {
 		"time between comparisons of the node's claims with the API server")
 	service.AddFlags(flags)
 	return cmd
+}
+
+// addNotices adds the flags of notices about the node's machine.
+func addNotices(flags *pflag.FlagSet, config *plugin.NoticeConfig) {
+	flags.StringSliceVar(&config.Sources, "notices", nil,
+		"where notices that the machine is taken away or restarted come from: "+strings.Join(notices.Names(), ", ")+"; none by default")
+	flags.DurationVar(&config.Lead, "notice-lead", time.Hour, "how long before its time a notice takes effect")
+	flags.DurationVar(&config.EvictBefore, "notice-evict-before", 0,
+		"how long before the time of a notice the pods of the node's devices are evicted; 0 for never")
+	flags.StringVar(&config.URL, "metadata-url", notices.MetadataURL, "the cloud's metadata service, which a proxy on the node may replace")
 }

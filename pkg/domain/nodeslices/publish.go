@@ -50,9 +50,12 @@ const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
 // TaintCordoned marks all devices of a GPU that cleave cordon closes, by DeviceTaintRules; plugins do not set it.
 const TaintCordoned = "gpu.cleave.dev/cordoned"
 
+// TaintNotice marks all devices of a node whose machine is about to be taken away or restarted. Its value is which of the two.
+const TaintNotice = "gpu.cleave.dev/notice"
+
 // TaintKeys lists the keys of the taints that plugins set.
 func TaintKeys() []string {
-	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
+	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintNotice, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
 }
 
 // Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The API server sets the time

@@ -67,6 +67,11 @@ func (e *Events) WarnObject(object *corev1.ObjectReference, reason, message stri
 	e.recorder.Event(object, corev1.EventTypeWarning, reason, message)
 }
 
+// NoteObject writes a normal Event about any object.
+func (e *Events) NoteObject(object *corev1.ObjectReference, reason, message string) {
+	e.recorder.Event(object, corev1.EventTypeNormal, reason, message)
+}
+
 // WarnOnce writes a warning about a cluster-wide object that the plugins of all nodes observe. The Event's name is derived from the
 // object's UID, the reason and the message, so that only the first plugin writes it, and again for a new object. It waits for the
 // API server.

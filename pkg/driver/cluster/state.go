@@ -15,6 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodelabels"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
 // State is the node's state in the API server.
@@ -32,6 +33,11 @@ type Node struct {
 	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool
+	// Paused is a label by which the GPU operator or MIG manager has the GPU's clients leave the node, as "label=value"; empty if
+	// there is none.
+	Paused string
+	// Notices are those that handlers have written on the Node.
+	Notices []notices.Notice
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
 	PluginResources []PluginResource
 	// Labels are those that describe its GPUs (package nodelabels), whoever wrote them; nil for none.
@@ -57,7 +63,7 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 	if !ok {
 		return Node{}, false
 	}
-	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Paused: pausedBy(node.Labels), Notices: notices.OfNode(node)}
 	for _, key := range nodelabels.Keys() {
 		if value, has := node.Labels[key]; has {
 			if kept.Labels == nil {
@@ -87,6 +93,20 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 		kept.PluginResources = append(kept.PluginResources, PluginResource{name, q.String()})
 	}
 	return kept, true
+}
+
+// pausedBy returns the first label, by its name, with which a component of the GPU operator pauses what uses the GPUs.
+// k8s-driver-manager sets "paused-for-driver-upgrade" before it unloads the driver (cmd/driver-manager/main.go, maybeSetPaused; after
+// another value and "_" on labels of others), mig-parted "paused-for-mig-change" (pkg/mig/reconfigure), vgpu-device-manager
+// "paused-for-vgpu-change". From 26.7 on the operator sets nvidia.com/gpu.deploy.client for clients that are not its own
+// (controllers/state_manager.go); earlier ones pause only the labels of their own components.
+func pausedBy(labels map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		if value := labels[name]; strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && strings.Contains(value, "paused-for-") {
+			return name + "=" + value
+		}
+	}
+	return ""
 }
 
 // isGPUResource reports whether an extended resource belongs to NVIDIA's device plugin, or to one that uses its names:

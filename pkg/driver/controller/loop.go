@@ -15,6 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/health"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
 // Hardware is the node's GPUs and their driver.
@@ -101,6 +102,8 @@ type Sources struct {
 	Incomplete func() map[string]error
 	Lists      func() bool
 	Counted    func() cluster.Counted
+	// Notices are those about the node's machine that stand; nil for none ever.
+	Notices func() []notices.Standing
 	// WriteFailed is as in Observed.
 	WriteFailed func() time.Time
 	Policies    func() (*policy.Set, error)
@@ -124,6 +127,8 @@ type Options struct {
 	Released func(ctx context.Context, released bool)
 
 	Compatible bool
+	// NoticePolicy is the reaction to notices.
+	NoticePolicy notices.Policy
 	// Active is the policy that was active when the plugin last exited; nil for none. Before is as in Observed.
 	Active *Policy
 	Before []string
@@ -172,7 +177,7 @@ func (l *Loop) Mark(a Aspect) {
 
 // Begin observes the node and decides what its GPUs offer. It publishes nothing and changes no hardware: Run does.
 func (l *Loop) Begin(ctx context.Context) {
-	l.observed = Observed{Compatible: l.Compatible, Before: l.Before, Memory: Memory{Active: l.Active}}
+	l.observed = Observed{Compatible: l.Compatible, NoticePolicy: l.NoticePolicy, Before: l.Before, Memory: Memory{Active: l.Active}}
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
@@ -324,6 +329,9 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Other driver names first: their allocations must be among Allocations before these names cease to hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Counted = l.Sources.Counted()
+	if l.Sources.Notices != nil {
+		o.Notices = l.Sources.Notices()
+	}
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()

@@ -12,6 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/health"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
 // Aspect is a set of observed things.
@@ -47,6 +48,8 @@ const (
 	ClaimSpecs
 	// Work is the end of background work.
 	Work
+	// Notices are the notices about the node's machine.
+	Notices
 	// Periodic is everything, once every reconcile interval; persisting problems are then reported again.
 	Periodic
 )
@@ -125,6 +128,9 @@ type Observed struct {
 	Incomplete map[string]error
 	// Cluster is the node's state in the API server.
 	Cluster cluster.State
+	// Notices are those about the node's machine that stand, NoticePolicy is the reaction to them.
+	Notices      []notices.Standing
+	NoticePolicy notices.Policy
 	// Names are other driver names under which Cleave has served the node, in order.
 	Names []DriverName
 
@@ -185,6 +191,9 @@ type Memory struct {
 	Inventory *gpu.Node
 	// Modes are the GPUs whose MIG mode must change, by device.
 	Modes map[string]ModeMemory
+
+	// Notice is what followed from the notices about the node's machine.
+	Notice notices.Decision
 
 	// Recovered is when recovery last ran; Unfinished since when there is work left for it.
 	Recovered, Unfinished time.Time

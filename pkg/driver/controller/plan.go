@@ -8,6 +8,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
 // Plan is the actions to take, in the order of its fields.
@@ -39,6 +40,9 @@ type Plan struct {
 	LookAgain time.Time
 	// Memory is for the next plan.
 	Memory Memory
+
+	// noticeAt is when what follows from notices can change by itself; zero for never.
+	noticeAt time.Time
 }
 
 // Report is a line of the log, an Event about the node, or both.
@@ -62,6 +66,8 @@ type Status struct {
 	NoPolicy      error
 	// Conflict names other drivers that offer GPUs of the node.
 	Conflict error
+	// Notice is what follows from notices about the node's machine.
+	Notice notices.Decision
 	// GPUs is the number found.
 	GPUs int
 	// Published is the view that the last slices were built from; nil before the first.
@@ -87,6 +93,7 @@ func Desired(o Observed) Plan {
 	p.considerConflicts(&o)
 	p.considerSpecs(&o)
 	p.considerLayoutProblems(&o)
+	p.considerNotices(&o)
 	p.considerRelease(&o)
 	p.scheduleWork(&o)
 	modes{&p}.consider(&o)
@@ -154,6 +161,12 @@ func (p *Plan) scheduleLook(o *Observed) {
 	}
 	if !p.Memory.Unfinished.IsZero() && o.Ready {
 		look(p.finishAt())
+	}
+	if p.Memory.Notice.Holds() {
+		look(o.Now.Add(noticeEvery))
+	}
+	if at := p.noticeAt; !at.IsZero() {
+		look(at)
 	}
 	modes{p}.lookAgain(o, look)
 	if o.Ready && o.Pass >= maxPasses && (p.Recover || p.Layouts || p.offerChanged(o)) {

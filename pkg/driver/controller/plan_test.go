@@ -245,13 +245,21 @@ func TestReleaseReason(t *testing.T) {
 		release bool
 		missing error
 		want    string // empty: it can be used
+		paused  string
 	}{
 		"can be used":    {},
 		"label":          {release: true, want: "gpu.cleave.dev/release-driver=true"},
 		"driver missing": {missing: gpu.ErrDriverNotLoaded, want: "went away"},
 		"both":           {release: true, missing: gpu.ErrDriverNotLoaded, want: "gpu.cleave.dev/release-driver"},
+		"paused":         {paused: "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade", want: "gpu.deploy.client=paused-for-driver-upgrade: "},
+		"two owners":     {release: true, paused: "nvidia.com/gpu.deploy.client=paused-for-mig-change", want: "gpu.cleave.dev/release-driver"},
+		"being replaced": {paused: "nvidia.com/gpu.deploy.dcgm=paused-for-driver-upgrade", missing: gpu.ErrDriverNotLoaded, want: "gpu.deploy.dcgm"},
 	} {
-		got := text(ReleaseReason(cluster.Node{ReleaseDriver: tt.release}, tt.missing))
+		why := ReleaseReason(cluster.Node{ReleaseDriver: tt.release, Paused: tt.paused}, tt.missing)
+		if byLabel := tt.release || tt.paused != ""; errors.Is(why, ErrReleaseRequested) != byLabel {
+			t.Errorf("%s: %v is by label: %t, want %t", name, why, !byLabel, byLabel)
+		}
+		got := text(why)
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: got %q, want %q", name, got, tt.want)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// ErrReleaseRequested is the reason for a release requested by the node's label.
+// ErrReleaseRequested is the reason for a release requested by the node's label, and matches that of any label.
 var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again "+
 	"once the label is gone", v1alpha1.ReleaseDriverLabel)
 
@@ -23,10 +23,31 @@ var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver
 // references are not unloaded).
 var ErrDriverAvailable = errors.New("the NVIDIA driver can be used again")
 
-// ReleaseReason is why the driver must not be used: the node's label, or missing parts of it; nil if it can be used.
-func ReleaseReason(node cluster.Node, missing error) error {
-	if node.ReleaseDriver {
+// pausedError is a release requested by a label of the GPU operator, "label=value". It is an ErrReleaseRequested.
+type pausedError string
+
+func (e pausedError) Error() string {
+	return fmt.Sprintf("the node has the label %s: the driver can be unloaded or replaced, and is used again once the GPU operator has "+
+		"taken that back", string(e))
+}
+
+func (pausedError) Is(target error) bool { return target == ErrReleaseRequested } //nolint:errorlint // it is compared by errors.Is
+
+// requested is the request of the node's labels to release the driver; nil for none.
+func requested(node cluster.Node) error {
+	switch {
+	case node.ReleaseDriver:
 		return ErrReleaseRequested
+	case node.Paused != "":
+		return pausedError(node.Paused)
+	}
+	return nil
+}
+
+// ReleaseReason is why the driver must not be used: a label of the node, or missing parts of it; nil if it can be used.
+func ReleaseReason(node cluster.Node, missing error) error {
+	if why := requested(node); why != nil {
+		return why
 	}
 	if missing != nil {
 		return fmt.Errorf("the NVIDIA driver went away: %w", missing)
@@ -113,19 +134,23 @@ func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 	}
 }
 
-// AwaitLabel returns once the node's label lets the driver be used, or ctx ends. waiting is called if it has to wait. It is called
-// before Begin.
-func (l *Loop) AwaitLabel(ctx context.Context, state func() cluster.State, waiting func()) error {
-	if !state().Node.ReleaseDriver {
-		return nil
-	}
-	waiting()
-	for state().Node.ReleaseDriver {
+// AwaitLabel returns once the node's labels let the driver be used, or ctx ends. waiting is called with each reason why it has to
+// wait. It is called before Begin.
+func (l *Loop) AwaitLabel(ctx context.Context, state func() cluster.State, waiting func(why error)) error {
+	reported := ""
+	for {
+		why := requested(state().Node)
+		if why == nil {
+			return nil
+		}
+		if text(why) != reported {
+			reported = text(why)
+			waiting(why)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-l.wake:
 		}
 	}
-	return nil
 }

@@ -57,11 +57,13 @@ type report struct {
 	last  time.Time
 }
 
-// warning is an Event about a failed attempt on a claim.
+// warning is an Event about a claim, such as about a failed attempt.
 type warning struct {
 	of              attempted
 	claim           records.Claim
 	reason, message string
+	// note is set if it is no warning.
+	note bool
 }
 
 func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) *claimEvents {
@@ -83,8 +85,8 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may differ between attempts
 		c.once(a, cause, func() bool {
-			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet retries; if this "+
-				"persists, fix the cause.", oneLine(start))})
+			return c.warn(warning{of: a, claim: claim, reason: reasonMPSNotStarted, message: fmt.Sprintf("The pod cannot start: %s. The kubelet "+
+				"retries; if this persists, fix the cause.", oneLine(start))})
 		})
 	}
 }
@@ -99,8 +101,8 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
 		return
 	}
-	next := warning{a, claim, reasonUnprepareFailed,
-		fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, fix the cause.", oneLine(err))}
+	next := warning{of: a, claim: claim, reason: reasonUnprepareFailed,
+		message: fmt.Sprintf("Cannot unprepare the claim: %s. The kubelet retries; if this persists, fix the cause.", oneLine(err))}
 	cause, inUse, besides := causeOf(err)
 	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may differ between attempts
 		cause = gpu.ErrInUse.Error()
@@ -147,7 +149,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	}
 	c.once(a, cause, func() bool {
 		message := fmt.Sprintf("Claim %s has ended, but its devices cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
-		if !c.warn(warning{a, claim, reasonNotReleased, message}) {
+		if !c.warn(warning{of: a, claim: claim, reason: reasonNotReleased, message: message}) {
 			return false
 		}
 		c.events.Warn(reasonNotReleased, message)
@@ -251,7 +253,11 @@ func (c *claimEvents) run(ctx context.Context) {
 }
 
 func (c *claimEvents) write(ctx context.Context, w warning) {
-	c.events.WarnClaim(w.claim, w.reason, w.message)
+	onClaim, onPod := c.events.WarnClaim, c.events.WarnObject
+	if w.note {
+		onClaim, onPod = c.events.NoteClaim, c.events.NoteObject
+	}
+	onClaim(w.claim, w.reason, w.message)
 	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
 	claim, err := c.claims.Claim(ctx, w.claim.Namespace, w.claim.Name)
@@ -262,6 +268,6 @@ func (c *claimEvents) write(ctx context.Context, w warning) {
 		return
 	}
 	for _, pod := range c.pods.References(w.claim, claim) {
-		c.events.WarnObject(pod, w.reason, w.message)
+		onPod(pod, w.reason, w.message)
 	}
 }

@@ -66,6 +66,8 @@ type Config struct {
 	PolicyLabels []string
 	// NodeLabels is whether the Node object describes the GPUs by labels; empty for LabelsOff.
 	NodeLabels LabelMode
+	// Notices are about the node's machine.
+	Notices NoticeConfig
 	// MPSSocket is the supervisor's socket; empty to disable MPS.
 	MPSSocket string
 
@@ -118,7 +120,7 @@ func (c *Config) Validate() error {
 	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
 	}
-	errs = append(errs, checkAddress(c.MetricsAddress))
+	errs = append(errs, checkAddress(c.MetricsAddress), c.Notices.validate())
 	for _, d := range []struct {
 		flag  string
 		value time.Duration

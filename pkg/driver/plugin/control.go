@@ -56,11 +56,14 @@ func (s *service) useHardware(ctx context.Context) error {
 
 // control lets claims be prepared and runs the control loop.
 func (s *service) control(ctx context.Context, hw *hardware) error {
+	endNotices := s.notices.Start(ctx)
+	defer endNotices()
 	if err := s.setUpLoop(ctx, hw); err != nil {
 		return err
 	}
 	endFollowing := s.allocations.start(ctx)
 	defer endFollowing()
+	s.notices.Await(ctx, firstNotices)
 	s.loop.Begin(ctx)
 	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not remove taints
 	defer endHealth()
@@ -102,13 +105,13 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 			}},
 		Sources: controller.Sources{
 			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
-			Counted: s.counting.Counted, WriteFailed: s.writes.lastFailure,
+			Notices: s.notices.Standing, Counted: s.counting.Counted, WriteFailed: s.writes.lastFailure,
 			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },
 			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
 		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
-		Compatible: s.config.compatible(), Active: s.active, Before: s.cluster.OwnDevices(),
+		Compatible: s.config.compatible(), NoticePolicy: s.config.Notices.Policy, Active: s.active, Before: s.cluster.OwnDevices(),
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}
 	return nil
@@ -241,10 +244,10 @@ func (s *service) awaitLabel(ctx context.Context) error {
 		return err
 	}
 	s.ready.cluster(nil)
-	err := s.loop.AwaitLabel(ctx, s.cluster.State, func() {
-		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", controller.ErrReleaseRequested)
-		s.engine.SetWaiting(controller.ErrReleaseRequested)
-		s.ready.driver(controller.ErrReleaseRequested)
+	err := s.loop.AwaitLabel(ctx, s.cluster.State, func(why error) {
+		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", why)
+		s.engine.SetWaiting(why)
+		s.ready.driver(why)
 	})
 	if err != nil {
 		return err

@@ -167,7 +167,15 @@ func TestControl(t *testing.T) {
 		_, err := os.Stat(b.marker.path())
 		return err == nil && allTainted(devices, nodeslices.TaintDraining)
 	})
-	b.label("", "")
+	// Two owners: the operator's label outlives Cleave's, and the driver stays released.
+	b.label("nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade")
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(message(b.ready.err()), "paused-for-driver-upgrade"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("got readiness %v, want that the operator has paused", b.ready.err())
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	b.label("nvidia.com/gpu.deploy.client", "true")
 	select {
 	case err := <-done:
 		if !errors.Is(err, ErrDriverAvailable) {

@@ -83,29 +83,34 @@ func TestDriverFiles_Missing(t *testing.T) {
 }
 
 func TestAwaitLabel_ContextCanceled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		object := labeledNode("gpu.cleave.dev/release-driver", "true")
-		s := newService(Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", PluginsDir: t.TempDir(), DriverRetry: time.Hour})
-		s.client, s.events = fake.NewClientset(object), cluster.NewEventsWith(record.NewFakeRecorder(100), "n")
-		s.cluster = cluster.NewWatcher(s.client, "gpu.cleave.dev", "node-1", "", func() { s.loop.Mark(controller.Cluster) })
-		s.engine = newEngine(t)
-		if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		s.marker.set(t.Context(), true)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 2)
-		go func() { s.cluster.Run(ctx, func(error) {}); done <- nil }()
-		go func() { done <- s.awaitLabel(ctx) }()
-		synctest.Wait()
-		if err := s.ready.err(); err == nil || !strings.Contains(err.Error(), "release-driver=true") {
-			t.Errorf("got readiness %v, want the reason", err)
-		}
-		cancel()
-		if err := errors.Join(<-done, <-done); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
-	})
+	for key, value := range map[string]string{"gpu.cleave.dev/release-driver": "true", "nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"} {
+		synctest.Test(t, func(t *testing.T) { awaitLabelUntilCanceled(t, key, value) })
+	}
+}
+
+func awaitLabelUntilCanceled(t *testing.T, key, value string) {
+	t.Helper()
+	object := labeledNode(key, value)
+	s := newService(Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", PluginsDir: t.TempDir(), DriverRetry: time.Hour})
+	s.client, s.events = fake.NewClientset(object), cluster.NewEventsWith(record.NewFakeRecorder(100), "n")
+	s.cluster = cluster.NewWatcher(s.client, "gpu.cleave.dev", "node-1", "", func() { s.loop.Mark(controller.Cluster) })
+	s.engine = newEngine(t)
+	if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.marker.set(t.Context(), true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 2)
+	go func() { s.cluster.Run(ctx, func(error) {}); done <- nil }()
+	go func() { done <- s.awaitLabel(ctx) }()
+	synctest.Wait()
+	if err := s.ready.err(); err == nil || !strings.Contains(err.Error(), key+"="+value) {
+		t.Errorf("got readiness %v, want the reason", err)
+	}
+	cancel()
+	if err := errors.Join(<-done, <-done); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
 }
 
 func TestAwaitLabel(t *testing.T) {

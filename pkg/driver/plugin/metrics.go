@@ -52,12 +52,15 @@ type metrics struct {
 	labelsOfOthers prometheus.Gauge
 	// metadataFailures counts claims that were prepared without device metadata.
 	metadataFailures prometheus.Counter
+	// notices reports notices about the node's machine.
+	notices *noticed
 	// usage reports allocated and free devices.
 	usage *usageCollector
 }
 
 func newMetrics() *metrics {
-	m := &metrics{registry: prometheus.NewRegistry(), failing: newFailing(time.Now), usage: &usageCollector{}}
+	m := &metrics{registry: prometheus.NewRegistry(), failing: newFailing(time.Now), usage: &usageCollector{},
+		notices: newNoticed(time.Now)}
 	m.build = gaugeVec("cleave_build_info", "1 for the plugin's version and that of the Go that built it.", "version", "goversion")
 	m.claims = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "cleave_claim_duration_seconds",
@@ -90,7 +93,7 @@ func newMetrics() *metrics {
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
 		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
-		m.metadataFailures, m.usage,
+		m.metadataFailures, m.notices, m.usage,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m

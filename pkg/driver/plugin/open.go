@@ -65,7 +65,10 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.openPolicy(ctx)
 	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
-		func() { s.loop.Mark(controller.Cluster) }, s.config.PolicyLabels...)
+		func() {
+			s.loop.Mark(controller.Cluster)
+			s.notices.Look()
+		}, s.config.PolicyLabels...)
 	s.openLabels()
 	s.claimSpecs = &claimSpecs{
 		dir: s.config.CDIDir, events: s.events, lack: func() bool { return claims.LackSpecs(s.engine) },
@@ -97,6 +100,7 @@ func (s *service) open(ctx context.Context) error {
 	if err := s.engine.Load(ctx, s.events.Warn); err != nil {
 		return err
 	}
+	s.metrics.notices.connect(s.engine.Ledger.Allocations, s.pods.Of, s.claimEvents)
 	s.metrics.usage.source.Store(&usageSource{records: s.engine.Ledger.Allocations, pods: s.pods.Of, inventory: s.names.inventory})
 	return nil
 }

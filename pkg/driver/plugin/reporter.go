@@ -18,6 +18,7 @@ func (r reporter) Report(s controller.Status) {
 	}
 	r.metrics.conflict.Set(number(s.Conflict != nil))
 	r.metrics.gpus.Set(float64(s.GPUs))
+	r.metrics.notices.report(s.Notice)
 	r.metrics.usage.published.Store(s.Published)
 	r.ready.policy(s.NoPolicy)
 	r.ready.conflict(s.Conflict)

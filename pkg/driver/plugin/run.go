@@ -22,6 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 	"github.com/cleave-dra/cleave/pkg/driver/driversession"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/driver/notices"
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
@@ -147,6 +148,8 @@ type service struct {
 	counting   *counting
 	writes     sliceWrites
 	claimSpecs *claimSpecs
+	// notices tracks notices about the node's machine; nil without a source.
+	notices *notices.Watcher
 
 	loop   *controller.Loop
 	driver driverFiles
@@ -173,6 +176,7 @@ func newService(config Config) *service {
 	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
 	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
 	s.specs.closed = newClosedGPU()
+	s.notices = newNotices(s)
 	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
 	return s
 }

@@ -22,6 +22,7 @@ var meanings = map[string]string{
 	nodeslices.TaintUnhealthy: "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
 	nodeslices.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims " +
 		"stay, new ones wait",
+	nodeslices.TaintNotice:   "the node's machine is about to be taken away (reclaim) or restarted (maintenance), see the Event NodeNotice",
 	nodeslices.TaintConflict: "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
 	nodeslices.TaintDraining: "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, " +
 		"new claims wait",
