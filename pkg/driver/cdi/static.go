@@ -59,10 +59,12 @@ type Static struct {
 	file specFile
 	now  func() time.Time
 
-	// generating serialises the generation of the spec from node, last attempted at tried.
+	// generating serialises the generation of the spec from node, last attempted at tried. searching is closed when the last search ends
+	// that hangs; nil for none.
 	generating sync.Mutex
 	node       *gpu.Node
 	tried      time.Time
+	searching  chan struct{}
 
 	creating attempts // of capability nodes
 
@@ -132,16 +134,14 @@ func (s *Static) Refresh(ctx context.Context, node *gpu.Node) error {
 // refresh is Refresh; the caller must hold generating.
 func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
 	s.node = node
-	if s.opts.Search != nil {
-		done, err := s.opts.Search()
-		if err != nil {
-			return err
-		}
-		defer done()
+	next, err := s.search(ctx, node)
+	if err != nil && (s.generated != nil || !errors.Is(err, gpu.ErrHangs)) {
+		return err
 	}
-	s.tried = s.now()
+	if err != nil {
+		next = &generated{err: err} // the GPUs need a reason why they cannot be injected
+	}
 	before := s.Problems()
-	next := generate(ctx, &s.opts, node)
 	minors := map[string]int{}
 	for i := range node.GPUs {
 		minors[node.GPUs[i].PCI.DeviceName()] = node.GPUs[i].Minor

@@ -103,8 +103,11 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 	})
 }
 
-// isGone reports whether the API server no longer has a claim allocated here, and returns the claim if it exists.
+// isGone reports whether the API server no longer has a claim allocated here, and returns the claim if it exists. The caller may hold
+// locks of GPUs, for which others wait if the API server does not answer.
 func isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
 	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil {
 		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -244,4 +246,35 @@ func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 	if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
 		t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))
 	}
+}
+
+// stalledAPI is an API server that answers once, and then accepts requests without answering.
+type stalledAPI struct {
+	fakeAPI
+	asked int
+}
+
+func (a *stalledAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	if a.asked++; a.asked == 1 {
+		return a.fakeAPI.Claim(ctx, namespace, name)
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A claim is looked for again with its GPU locked, for which the kubelet's calls wait.
+func TestReconcile_APIServerStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		mustPrepare(t, b.Preparer, claimOn("a", 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go b.Reconcile(ctx, &stalledAPI{})
+		synctest.Wait()
+		start := time.Now()
+		mustUnprepare(t, b.Preparer, claimOn("a", 1))
+		if took := time.Since(start); took > askLimit {
+			t.Errorf("Unprepare waited %s for the lock of its GPU, want %s at most", took, askLimit)
+		}
+	})
 }

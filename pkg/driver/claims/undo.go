@@ -142,11 +142,11 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	}
 	if err := p.undo(ctx, b, have); err != nil {
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
-		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
+		if !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
 			return errors.Join(err, p.markReleasing(have, pods))
 		}
-		// On a GPU that cannot be read, or in a partition that others use, the pod has no process left to wait for; its partitions
+		// On a GPU that is out of reach, or in a partition that others use, the pod has no process left to wait for; its partitions
 		// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
 		// and until then only shares of the same kind can be allocated on the device.
 		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
@@ -154,6 +154,13 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	}
 	p.Ledger.index.undone(have)
 	return p.forget(have)
+}
+
+// isOutOfReach reports whether an error says that nothing can be done to a GPU before it is back, for which the node may first have to
+// be drained: a reset or a reboot ends its partitions, too.
+func isOutOfReach(err error) bool {
+	return slices.ContainsFunc([]error{gpu.ErrUnreadable, gpu.ErrLost, gpu.ErrHangs, gpu.ErrResetRequired, gpu.ErrDriverNotLoaded},
+		func(state error) bool { return errors.Is(err, state) })
 }
 
 // undo releases the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller

@@ -22,6 +22,11 @@ import (
 // ErrUnavailable is wrapped by the error of any call that no supervisor answered. It can be retried.
 var ErrUnavailable = errors.New("the MPS supervisor does not answer")
 
+// callTimeout bounds a call. Callers hold locks of GPUs, and some wait without a deadline of their own, while a supervisor that is
+// frozen or hangs accepts calls and does not answer. A start or stop that takes longer continues, and the next call waits for it.
+// The kubelet waits 45 s for a claim.
+const callTimeout = 30 * time.Second
+
 // Client calls the supervisor. All methods are safe for concurrent use.
 type Client struct {
 	socket     string
@@ -57,6 +62,8 @@ func (c *Client) Available(ctx context.Context) error {
 // Ensure lets a claim use the MPS server of a GPU, whose daemon is started if none runs. It is idempotent. A start continues when
 // ctx ends; the claim is then registered, and must be released if it is no longer wanted.
 func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	answer, err := c.supervisor.Ensure(ctx, &v1alpha1.EnsureRequest{
 		ClaimUid: string(r.Claim), Gpu: r.Device, GpuUuid: r.UUID, PciAddress: r.PCI.String(), Owner: r.Owner,
 		Settings: &v1alpha1.Settings{
@@ -76,12 +83,16 @@ func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 // Release ends a claim's use. After the last one, the daemon, its directories and mounts are gone when it returns. It is
 // idempotent, also for unknown claims.
 func (c *Client) Release(ctx context.Context, gpuDevice string, claim types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	_, err := c.supervisor.Release(ctx, &v1alpha1.ReleaseRequest{Gpu: gpuDevice, ClaimUid: string(claim)})
 	return c.explain(ctx, "end the MPS share of "+gpuDevice, err)
 }
 
 // Retain ends the use of a GPU by all claims of an owner but the given ones. Claims of other owners stay.
 func (c *Client) Retain(ctx context.Context, gpuDevice, owner string, claims []types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	r := &v1alpha1.RetainRequest{Gpu: gpuDevice, Owner: owner}
 	for _, claim := range claims {
 		r.ClaimUids = append(r.ClaimUids, string(claim))
@@ -92,6 +103,8 @@ func (c *Client) Retain(ctx context.Context, gpuDevice, owner string, claims []t
 
 // Status reports the state of all GPUs.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	answer, err := c.supervisor.Status(ctx, &v1alpha1.StatusRequest{})
 	if err != nil {
 		return nil, c.explain(ctx, "read the MPS supervisor's status", err)

@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
 
 const (
@@ -28,36 +31,102 @@ const (
 // next synchronisation, some seconds later.
 type inflight struct {
 	mu sync.Mutex
-	// calls are closed when their handlers return, in the order in which they began.
-	calls []chan struct{}
+	// calls are those in flight, in the order in which they began.
+	calls []*call
 	// answered is when a handler last returned.
 	answered time.Time
 }
 
-// intercept tracks a call until its handler returns.
+// call is a call in flight.
+type call struct {
+	// prepares are the claims that the call prepares.
+	prepares []types.UID
+	// cancel ends the context of the handler, done is closed when the handler returns.
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// intercept tracks a call until its handler returns. A claim is unprepared only after all earlier calls that prepare it have ended.
+//
+// Both may be in flight: once a minute the kubelet unprepares the claims of pods that its pod manager no longer has, and the
+// synchronisation of a pod, which may be preparing them, does not end with the pod (reconcileLoop of
+// k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.2; kubelet.go, SyncPod: context.WithoutCancel). The kubelet then forgets the claim: what
+// is prepared later is never unprepared.
 func (u *inflight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if strings.HasSuffix(info.FullMethod, "/NodePrepareResources") || strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources") {
-		defer u.begin()()
+	switch {
+	case strings.HasSuffix(info.FullMethod, "/NodePrepareResources"):
+		ctx, end := u.begin(ctx, claimUIDs(req))
+		defer end()
+		return handler(ctx, req)
+	case strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources"):
+		ctx, end := u.begin(ctx, nil)
+		defer end()
+		if err := u.endPrepare(ctx, claimUIDs(req)); err != nil {
+			return nil, err
+		}
+		return handler(ctx, req)
 	}
 	return handler(ctx, req)
 }
 
-func (u *inflight) begin() (end func()) {
+// claimUIDs returns the claims of a request to prepare or unprepare some.
+func claimUIDs(req any) []types.UID {
+	switch r := req.(type) {
+	case *drav1.NodePrepareResourcesRequest:
+		return uidsOf(r.GetClaims())
+	case *drav1.NodeUnprepareResourcesRequest:
+		return uidsOf(r.GetClaims())
+	case *drav1beta1.NodePrepareResourcesRequest:
+		return uidsOf(r.GetClaims())
+	case *drav1beta1.NodeUnprepareResourcesRequest:
+		return uidsOf(r.GetClaims())
+	}
+	return nil
+}
+
+func uidsOf[C interface{ GetUid() string }](claims []C) []types.UID {
+	uids := make([]types.UID, 0, len(claims))
+	for _, c := range claims {
+		uids = append(uids, types.UID(c.GetUid()))
+	}
+	return uids
+}
+
+func (u *inflight) begin(ctx context.Context, prepares []types.UID) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &call{prepares: prepares, cancel: cancel, done: make(chan struct{})}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	done := make(chan struct{})
-	u.calls = append(u.calls, done)
-	return func() {
+	u.calls = append(u.calls, c)
+	return ctx, func() {
+		cancel()
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		u.calls = slices.DeleteFunc(u.calls, func(c chan struct{}) bool { return c == done })
+		u.calls = slices.DeleteFunc(u.calls, func(o *call) bool { return o == c })
 		u.answered = time.Now()
-		close(done)
+		close(c.done)
 	}
 }
 
+// endPrepare cancels the calls in flight that prepare one of these claims, and waits for their end.
+func (u *inflight) endPrepare(ctx context.Context, claims []types.UID) error {
+	for _, c := range u.now() {
+		if !slices.ContainsFunc(c.prepares, func(uid types.UID) bool { return slices.Contains(claims, uid) }) {
+			continue
+		}
+		klog.FromContext(ctx).Info("Unpreparing claims that are being prepared; aborting that first", "claimUIDs", claims)
+		c.cancel()
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of an earlier call that prepares the claim: %w", ctx.Err())
+		}
+	}
+	return nil
+}
+
 // now returns the calls in flight.
-func (u *inflight) now() []chan struct{} {
+func (u *inflight) now() []*call {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Clone(u.calls)
@@ -95,9 +164,9 @@ func (u *inflight) wait(ctx context.Context, timeout time.Duration) error {
 	}
 	over := time.NewTimer(timeout)
 	defer over.Stop()
-	for i, done := range calls {
+	for i, c := range calls {
 		select {
-		case <-done:
+		case <-c.done:
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the kubelet's calls to be answered: %w", context.Cause(ctx))
 		case <-over.C:

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
 
 // stopBed is a plugin that is stopped, or in which something fails.
@@ -97,4 +99,77 @@ func TestUnderWay_Outlast(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The kubelet unprepares the claim of a force-deleted pod, whose synchronisation is still preparing it.
+func TestInflight_UnprepareWhilePreparing(t *testing.T) {
+	prepare := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "other"}, {Uid: "a"}}}
+	for name, tt := range map[string]struct {
+		prepare, unprepare any
+		// waits: the call to prepare is cancelled, and the other one waits for its end.
+		waits bool
+	}{
+		"the claim":     {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "a"}}}, true},
+		"another claim": {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "b"}}}, false},
+		"again":         {&drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, &drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, false},
+		"by v1beta1": {
+			&drav1beta1.NodePrepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}},
+			&drav1beta1.NodeUnprepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}}, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const change = 3 * time.Second // of hardware, which cannot be cancelled
+				u, method := &inflight{}, "/NodePrepareResources"
+				if _, ok := tt.prepare.(*drav1.NodeUnprepareResourcesRequest); ok {
+					method = "/NodeUnprepareResources"
+				}
+				var first sync.WaitGroup
+				first.Go(func() {
+					_, _ = u.intercept(t.Context(), tt.prepare, &grpc.UnaryServerInfo{FullMethod: method}, func(ctx context.Context, _ any) (any, error) {
+						<-time.After(change)
+						if (ctx.Err() != nil) != tt.waits {
+							t.Errorf("the context of the earlier call: got %v, want cancelled %t", ctx.Err(), tt.waits)
+						}
+						return nil, nil
+					})
+				})
+				synctest.Wait()
+				start, took := time.Now(), time.Duration(-1)
+				_, err := u.intercept(t.Context(), tt.unprepare, &grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"},
+					func(ctx context.Context, _ any) (any, error) { took = time.Since(start); return nil, ctx.Err() })
+				want := time.Duration(0)
+				if tt.waits {
+					want = change
+				}
+				if err != nil || took != want {
+					t.Errorf("it unprepares after %s, %v, want after %s", took, err, want)
+				}
+				first.Wait()
+			})
+		})
+	}
+}
+
+func TestInflight_UnprepareGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, claims := &inflight{}, []*drav1.Claim{{Uid: "a"}}
+		done := make(chan struct{})
+		go func() {
+			_, _ = u.intercept(t.Context(), &drav1.NodePrepareResourcesRequest{Claims: claims},
+				&grpc.UnaryServerInfo{FullMethod: "/NodePrepareResources"}, func(context.Context, any) (any, error) { <-done; return nil, nil })
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := u.intercept(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims},
+			&grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"}, func(context.Context, any) (any, error) {
+				t.Error("it unprepares a claim that is being prepared")
+				return nil, nil
+			})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the error of the context", err)
+		}
+		close(done)
+	})
 }

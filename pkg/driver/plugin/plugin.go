@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -147,8 +148,9 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 		d := &devices[i]
 		known := claimstatus.Describe(d, inventory)
 		device := kubeletplugin.Device{
-			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
-			Metadata: &kubeletplugin.DeviceMetadata{Attributes: claimstatus.Attributes(&known)},
+			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device,
+			CDIDeviceIDs: slices.Clip(d.CDIDeviceIDs), // the helper appends to it, and concurrent calls have the same record
+			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: claimstatus.Attributes(&known)},
 		}
 		if d.Share != nil && !d.Share.Exclusive { // an exclusive share is not in the allocation
 			id := types.UID(d.Share.ID)

@@ -217,3 +217,14 @@ func TestToKubelet(t *testing.T) {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }
+
+// The helper appends the CDI device of the device metadata to each answer. Two pods of a claim may be prepared at once, by one record,
+// whose slices have spare capacity if it was read from disk.
+func TestToKubelet_HelperAppends(t *testing.T) {
+	recorded := []records.Device{{Request: "r", Device: "gpu-0", CDIDeviceIDs: append(make([]string, 0, 4), "c")}}
+	one, two := toKubelet(recorded, nil)[0], toKubelet(recorded, nil)[0]
+	first, second := append(one.CDIDeviceIDs, "of one"), append(two.CDIDeviceIDs, "of the other")
+	if diff := cmp.Diff([][]string{{"c", "of one"}, {"c", "of the other"}}, [][]string{first, second}); diff != "" {
+		t.Errorf("CDI devices of two answers (-want +got):\n%s", diff)
+	}
+}

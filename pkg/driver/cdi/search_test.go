@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+)
+
+// A search that hangs with one GPU holds up neither the calls that need none, nor those for other GPUs if there is a spec.
+func TestRefresh_SearchHangs(t *testing.T) {
+	for name, atStart := range map[string]bool{"at the start": true, "later": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.restored()
+				all := ids(b.Static, b.node)
+				if !atStart {
+					b.must(b.Refresh(t.Context(), b.node))
+				}
+				hangs, running := make(chan struct{}), atomic.Int32{}
+				b.opts.Search = func() (func(), error) { running.Add(1); return func() { running.Add(-1) }, nil }
+				b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
+					<-hangs
+					return b.createNodes(ctx, nodes)
+				}
+				b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+				for _, want := range []time.Duration{searchLimit, 0} {
+					start := time.Now()
+					err := b.Refresh(t.Context(), b.node)
+					if took := time.Since(start); took != want || !errors.Is(err, gpu.ErrHangs) || running.Load() != 1 {
+						t.Errorf("got %v after %s with %d searches running, want one that hangs, after %s", err, took, running.Load(), want)
+					}
+				}
+				if err := b.Ensure(t.Context(), all[:1]); (err != nil) != atStart {
+					t.Errorf("a GPU that is well: got %v, want an error: %t", err, atStart)
+				}
+				if got := b.Problems(); (len(got) > 0) != atStart {
+					t.Errorf("problems %v, want any: %t", got, atStart)
+				}
+				close(hangs)
+				synctest.Wait()
+				b.must(b.Refresh(t.Context(), b.node))
+				b.must(b.Ensure(t.Context(), all))
+				if running.Load() != 0 {
+					t.Errorf("%d searches are running", running.Load())
+				}
+			})
+		})
+	}
+}
