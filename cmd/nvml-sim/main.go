@@ -95,7 +95,7 @@ func newCommand() *cobra.Command {
 		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
 	})
 	c.CompletionOptions.DisableDefaultCmd = true
-	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newHold(), newReset(),
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newLoad(), newHold(), newReset(),
 		newReboot(), newDriver(), newNodes(),
 		newMPS(), newCUDAClient())
 	return c

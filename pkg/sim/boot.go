@@ -34,7 +34,8 @@ func (d Driver) Reboot() error {
 
 // restart clears the state that a GPU loses with its power or driver.
 func (d *access) restart(st *gpuState) error {
-	st.reset()
+	st.reset(d.board, d.node.microseconds())
+	st.Work = work{}
 	st.ComputeMode, st.TimeSlice = 0, 0
 	if d.board.MIG == nil || !d.board.MIG.ModeNeedsReset {
 		st.MIG, st.MIGPending = false, false

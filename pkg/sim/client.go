@@ -30,6 +30,10 @@ func (cs *Clients) Add(index int, c Client) error {
 		if err := st.checkMode(c); err != nil {
 			return fmt.Errorf("add client to GPU %d: %w", index, err)
 		}
+		st.account(cs.devices[index].board, cs.microseconds())
+		if at := slices.IndexFunc(st.Clients, func(o Client) bool { return o.PID == c.PID }); at >= 0 && c.Load == nil {
+			c.Load = st.Clients[at].Load
+		}
 		st.Clients = slices.DeleteFunc(st.Clients, func(o Client) bool { return o.PID == c.PID })
 		st.Clients = append(st.Clients, c)
 		slices.SortFunc(st.Clients, func(a, b Client) int { return cmp.Compare(a.PID, b.PID) })
@@ -97,6 +101,7 @@ func (cs *Clients) Remove(index, pid int) error {
 		return err
 	}
 	return cs.gpus[index].update(func(st *gpuState) error {
+		st.account(cs.devices[index].board, cs.microseconds())
 		before := len(st.Clients)
 		st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return c.PID == pid })
 		if len(st.Clients) == before {

@@ -135,6 +135,7 @@ func (cs *Clients) abandoned(st *gpuState) bool {
 }
 
 // forget removes clients that have ended.
-func (cs *Clients) forget(st *gpuState) {
+func (cs *Clients) forget(b *Board, st *gpuState) {
+	st.account(b, cs.microseconds())
 	st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return !cs.alive(c) })
 }

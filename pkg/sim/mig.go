@@ -237,7 +237,7 @@ func (d MIG) setModeByReset(call string, enable bool) (activation, err error) {
 		case resetErr != nil:
 			activation = fail(call, CodeResetRequired, "the reset of GPU %d failed: %v", d.index, resetErr)
 		default:
-			st.reset()
+			st.reset(d.board, d.node.microseconds())
 			st.addMIGEvent()
 		}
 		return nil

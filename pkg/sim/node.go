@@ -32,6 +32,7 @@ type core struct {
 	clients *Clients
 	open    *sessions
 	calls   *Calls
+	now     func() time.Time
 	// journal is nil for a node in memory.
 	journal *journal
 }
@@ -79,6 +80,7 @@ type options struct {
 	noModprobe     bool
 	force          bool
 	sleep          func(time.Duration)
+	now            func() time.Time
 	trace          io.Writer
 }
 
@@ -97,11 +99,14 @@ func WithPassThrough() Option { return func(o *options) { o.passThrough = true }
 // WithSleep replaces time.Sleep in calls that a fault makes slow.
 func WithSleep(sleep func(time.Duration)) Option { return func(o *options) { o.sleep = sleep } }
 
+// WithClock replaces time.Now in measurements.
+func WithClock(now func() time.Time) Option { return func(o *options) { o.now = now } }
+
 // WithTrace writes a line for every NVML call when it begins: the function, and the index of the GPU or -1.
 func WithTrace(w io.Writer) Option { return func(o *options) { o.trace = w } }
 
 func newOptions(opts []Option) *options {
-	o := &options{sleep: time.Sleep} //nolint:forbidigo // a slow call is simulated by sleeping
+	o := &options{sleep: time.Sleep, now: time.Now} //nolint:forbidigo // a slow call is simulated by sleeping
 	for _, opt := range opts {
 		opt(o)
 	}
@@ -163,7 +168,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 			caps := &capabilities{root: root, minor: s.GPUs[i].Minor}
 			c.before, c.after = caps.appear, caps.vanish
 		}
-		c.stale, c.settle = n.clients.abandoned, n.clients.forget
+		c.stale, c.settle = n.clients.abandoned, func(st *gpuState) { n.clients.forget(board, st) }
 		n.gpus = append(n.gpus, c)
 	}
 	(&journal{path: JournalFile(root)}).keep(n)
@@ -178,7 +183,7 @@ func gpuFile(dir string, index int) string {
 // newNode returns a node without its state; root is empty for one in memory.
 func newNode(root string, s *spec, o *options) *Node {
 	files := &Files{root: root, spec: s}
-	c := &core{spec: s, files: files, open: &sessions{files: files}, calls: newCalls(o.trace)}
+	c := &core{spec: s, files: files, open: &sessions{files: files}, calls: newCalls(o.trace), now: o.now}
 	c.clients = &Clients{c}
 	n := &Node{core: c, faults: &Faults{core: c, sleep: o.sleep}}
 	for i := range s.GPUs {

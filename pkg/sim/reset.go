@@ -10,7 +10,8 @@ import (
 
 // reset clears the state that a GPU loses on a reset. Events stay, as they are a log. Compute mode and time slice also stay: the
 // driver keeps them by UUID until it is unloaded (open-gpu-kernel-modules 595.45.04, gpu_registry.c, gpu_db.c).
-func (st *gpuState) reset() {
+func (st *gpuState) reset(b *Board, now int64) {
+	st.account(b, now)
 	st.MIG = st.MIGPending
 	st.Instances, st.Clients, st.Limits = nil, nil, nil
 	st.Recovery = 0
@@ -63,7 +64,7 @@ func (h Hardware) Reset(index int, together ...int) error {
 		if err := inUse(st); err != nil {
 			return err
 		}
-		st.reset()
+		st.reset(h.devices[index].board, h.microseconds())
 		return nil
 	})
 }
@@ -116,7 +117,7 @@ func (h Hardware) ForceReset(index int) error {
 		return err
 	}
 	return h.gpus[index].update(func(st *gpuState) error {
-		st.reset()
+		st.reset(h.devices[index].board, h.microseconds())
 		return nil
 	})
 }

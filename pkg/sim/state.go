@@ -64,6 +64,7 @@ type gpuState struct {
 	FabricLooks int `json:"fabricLooks,omitempty"`
 	// Clients are the processes that use the device, by PID.
 	Clients []Client `json:"clients,omitempty"`
+	Work    work     `json:"work,omitzero"`
 	// Limits of memory, by cgroup.
 	Limits []memoryLimit `json:"limits,omitempty"`
 	// Events are the latest, in order of Seq.
@@ -102,6 +103,8 @@ type Client struct {
 	// Leaked means that it has the GPU instance open without computing there: NVML does not list it, and compute instances can be
 	// destroyed, but not the GPU instance (DCGM#276; open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:6171-6177).
 	Leaked bool `json:"leaked,omitempty"`
+	// Load is how busy it keeps its GPU or partition; nil for the usual.
+	Load *Load `json:"load,omitempty"`
 	// Held means that the process itself is the client (see Hold), until it ends.
 	Held bool `json:"held,omitempty"`
 }

@@ -93,55 +93,6 @@ func (d Telemetry) PowerLimits() (least, most int, err error) {
 	return limit / 2, limit, d.node.enter("nvmlDeviceGetPowerManagementLimitConstraints", d.index)
 }
 
-// GPMSupported reports whether the GPU has performance counters for GPM: Hopper and later (nvmlGpmQueryDeviceSupport).
-func (d Telemetry) GPMSupported() (bool, error) {
-	const hopper = 9
-	return d.board.Architecture >= hopper, d.node.enter("nvmlGpmQueryDeviceSupport", d.index)
-}
-
-// GPMSample is the percentage of time that a GPU or, if gi is not negative, a GPU instance is busy (nvmlGpmSampleGet,
-// nvmlGpmMigSampleGet).
-func (d Telemetry) GPMSample(gi int) (busy int, err error) {
-	call := "nvmlGpmSampleGet"
-	if gi >= 0 {
-		call = "nvmlGpmMigSampleGet"
-	}
-	st, err := d.load(call)
-	if err != nil {
-		return 0, err
-	}
-	const hopper = 9
-	if d.board.Architecture < hopper {
-		return 0, fail(call, CodeNotSupported, "%s has no GPM", d.board.Product)
-	}
-	if gi >= 0 && st.findInstance(gi) == nil {
-		return 0, fail(call, CodeInvalidArgument, "GPU %d has no GPU instance %d", d.index, gi)
-	}
-	for _, c := range st.Clients {
-		if gi < 0 || c.GPUInstance == gi {
-			return 97, nil
-		}
-	}
-	return 0, nil
-}
-
-// Utilization of the GPU and of its memory in percent (nvmlDeviceGetUtilizationRates). GPUs with clients are busy;
-// ErrNotSupported in MIG mode.
-func (d Telemetry) Utilization() (gpuPercent, memoryPercent int, err error) {
-	const call = "nvmlDeviceGetUtilizationRates"
-	st, err := d.load(call)
-	switch {
-	case err != nil:
-		return 0, 0, err
-	case st.MIG:
-		return 0, 0, fail(call, CodeNotSupported, "GPU %d is in MIG mode", d.index)
-	case len(st.Clients) > 0:
-		return 97, 41, nil
-	default:
-		return 0, 0, nil
-	}
-}
-
 // Power is the board's power draw and limit, in milliwatts (nvmlDeviceGetPowerUsage).
 func (d Telemetry) Power() (usage int, err error) {
 	st, err := d.load("nvmlDeviceGetPowerUsage")
@@ -149,8 +100,9 @@ func (d Telemetry) Power() (usage int, err error) {
 		return 0, err
 	}
 	usage = d.board.PowerLimitWatts * 100
-	if len(st.Clients) > 0 {
-		usage = d.board.PowerLimitWatts * 850
+	now := d.node.microseconds()
+	if busy := st.workAt(d.board, now+1).Whole.SM - st.workAt(d.board, now).Whole.SM; busy > 0 {
+		usage += int(float64(d.board.PowerLimitWatts) * 7.5 * busy)
 	}
 	return usage, nil
 }

@@ -54,10 +54,11 @@ nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t
     return simGpuInstanceCreateComputeInstance(instance, profileId, (nvmlComputeInstancePlacement_t *)placement, compute);
 }
 
-// GPM: a sample is how busy a GPU was, and the value of a metric is that of the later sample.
+// GPM: a sample is counters at a time, and the value of a metric is what two samples differ by.
 
 struct nvmlGpmSample_st {
-    unsigned int busy;
+    long long at;
+    double sm, dram;
 };
 
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
@@ -85,12 +86,14 @@ nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
 
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 {
-    return sample.handle == NULL ? NVML_ERROR_INVALID_ARGUMENT : simGpmSample(device, -1, &sample.handle->busy);
+    return sample.handle == NULL ? NVML_ERROR_INVALID_ARGUMENT : simGpmSample(device, -1, &sample.handle->at, &sample.handle->sm, &sample.handle->dram);
 }
 
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpuInstance, nvmlGpmSample_t sample)
 {
-    return sample.handle == NULL ? NVML_ERROR_INVALID_ARGUMENT : simGpmSample(device, (int)gpuInstance, &sample.handle->busy);
+    if (sample.handle == NULL || gpuInstance > 0xFFFF)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return simGpmSample(device, (int)gpuInstance, &sample.handle->at, &sample.handle->sm, &sample.handle->dram);
 }
 
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics)
@@ -101,11 +104,17 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (metrics->numMetrics > sizeof(metrics->metrics) / sizeof(metrics->metrics[0]))
         return NVML_ERROR_INVALID_ARGUMENT;
+    double sm = 0, dram = 0;
+    struct nvmlGpmSample_st *from = metrics->sample1.handle, *to = metrics->sample2.handle;
+    int known = simGpmSince(from->at, to->at, from->sm, from->dram, to->sm, to->dram, &sm, &dram);
     for (unsigned int i = 0; i < metrics->numMetrics; i++) {
-        int simulated = metrics->metrics[i].metricId >= NVML_GPM_METRIC_GRAPHICS_UTIL
-                        && metrics->metrics[i].metricId <= NVML_GPM_METRIC_SM_OCCUPANCY;
-        metrics->metrics[i].nvmlReturn = simulated ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-        metrics->metrics[i].value = simulated ? metrics->sample2.handle->busy : 0;
+        unsigned int id = metrics->metrics[i].metricId;
+        int isSM = id >= NVML_GPM_METRIC_GRAPHICS_UTIL && id <= NVML_GPM_METRIC_SM_OCCUPANCY;
+        metrics->metrics[i].value = isSM ? sm : dram;
+        if (!isSM && id != NVML_GPM_METRIC_DRAM_BW_UTIL)
+            metrics->metrics[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+        else
+            metrics->metrics[i].nvmlReturn = known ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
     }
     return NVML_SUCCESS;
 }

@@ -152,6 +152,7 @@ func (f *faults) fail(name string) error {
 
 func (d *fakeDevice) Links() Links { return fakeLinks{d} }
 func (d *fakeDevice) MIG() MIG     { return fakeMIG{d} }
+func (d *fakeDevice) Use() Use     { return nil }
 
 func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
 func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }

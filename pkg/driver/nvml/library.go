@@ -49,6 +49,7 @@ type EventData struct {
 type Device interface {
 	Links() Links
 	MIG() MIG
+	Use() Use
 
 	Handle() any                                              // nvmlDevice_t: equal for the same GPU; only for comparison
 	UUID() (string, error)                                    // nvmlDeviceGetUUID

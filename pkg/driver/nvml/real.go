@@ -107,7 +107,7 @@ func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
 	if err := check(fmt.Sprintf("nvmlDeviceGetHandleByIndex(%d)", index), ret); err != nil {
 		return nil, err
 	}
-	return realDevice{dev: d, has: l.HasFunction}, nil
+	return realDevice{lib: l.lib, dev: d, has: l.HasFunction}, nil
 }
 
 func (l *realLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
@@ -115,7 +115,7 @@ func (l *realLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
 	if err := check(fmt.Sprintf("nvmlDeviceGetHandleByPciBusId(%s)", pci), ret); err != nil {
 		return nil, err
 	}
-	return realDevice{dev: d, has: l.HasFunction}, nil
+	return realDevice{lib: l.lib, dev: d, has: l.HasFunction}, nil
 }
 
 // HasFunction looks the symbol up.
@@ -136,12 +136,14 @@ func (has functions) require(function string) error {
 
 // realDevice is an nvmlDevice_t.
 type realDevice struct {
+	lib nvml.Interface
 	dev nvml.Device
 	has functions
 }
 
-func (d realDevice) Links() Links { return realLinks(d) }
+func (d realDevice) Links() Links { return realLinks{d.dev, d.has} }
 func (d realDevice) MIG() MIG     { return realMIG{d.dev} }
+func (d realDevice) Use() Use     { return realUse(d) }
 
 func (d realDevice) UUID() (string, error) {
 	return result(d.dev.GetUUID())("nvmlDeviceGetUUID")

@@ -38,6 +38,9 @@ type watchdog struct {
 	since, deadline time.Time
 	// late is set once the running call has missed its deadline.
 	late bool
+
+	// use is that of calls that read how the GPU is used: nothing else waits for them, and one that hangs makes the GPU no worse.
+	use *watchdog
 }
 
 func newWatchdog() *watchdog { return &watchdog{slot: make(chan struct{}, 1)} }
@@ -212,6 +215,7 @@ func (w *watchdogs) of(index int) *watchdog {
 	defer w.mu.Unlock()
 	if w.byIndex[index] == nil {
 		w.byIndex[index] = newWatchdog()
+		w.byIndex[index].use = newWatchdog()
 	}
 	return w.byIndex[index]
 }
@@ -233,9 +237,9 @@ func (w *watchdogs) busy() string {
 // all returns the watchdogs in a fixed order; the caller must hold mu.
 func (w *watchdogs) all() []*watchdog {
 	all := []*watchdog{w.library, w.events}
-	for i := 0; len(all) < len(w.byIndex)+2; i++ {
+	for i := 0; len(all) < 2*len(w.byIndex)+2; i++ {
 		if dog := w.byIndex[i]; dog != nil {
-			all = append(all, dog)
+			all = append(all, dog, dog.use)
 		}
 	}
 	return all

@@ -108,6 +108,8 @@ type device struct {
 func (d device) Links() nvml.Links { return links{d.Device.Links()} }
 func (d device) MIG() nvml.MIG     { return mig{d.Device.MIG()} }
 
+func (d device) Use() nvml.Use { return use{d.Device} }
+
 func (d device) Handle() any { return d.Device }
 
 func (d device) RegisterEvents(types uint64, set nvml.EventSet) error {

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
+)
+
+func (b *bed) use(q nvml.UseQuery) gpu.Reading {
+	b.t.Helper()
+	r, err := b.Use(b.t.Context(), b.gpu0().PCI, q)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+func (b *bed) busy(pid, gi, sm int) {
+	b.t.Helper()
+	c := sim.Client{PID: pid, GPUInstance: gi, ComputeInstance: min(gi, 0), Memory: 1 << 30, Load: &sim.Load{SM: sm}}
+	if err := b.node.Clients().SetLoad(0, c); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// simClock is the time of a node whose load is measured; looks at it are of the real time.
+type simClock struct{ ahead time.Duration }
+
+func (c *simClock) now() time.Time { return time.Now().Add(c.ahead) }
+
+func is(got *float64, want float64) bool { return got != nil && math.Abs(*got-want) < .02 }
+
+func TestUse_Whole(t *testing.T) {
+	clock := &simClock{}
+	b := newBed(t, "hgx-h100", sim.WithClock(clock.now))
+	b.busy(7, gpu.WholeGPU, 40)
+	q := nvml.UseQuery{GPM: map[int]string{gpu.WholeGPU: "a"}, Samples: true}
+	if r := b.use(q); len(r.GPM) > 0 || r.Samples != nil || r.Device == nil {
+		t.Errorf("the first look has %+v", r)
+	}
+	if r := b.use(q); len(r.GPM) > 0 {
+		t.Errorf("a look at once has %+v", r) // less than 100 ms later
+	}
+	waitGPM()
+	clock.ahead += 10 * time.Second
+	r := b.use(q)
+	if !is(r.GPM[gpu.WholeGPU].SM, .4) || r.Device != nil || r.Energy == nil || r.Since.IsZero() {
+		t.Errorf("got %+v", r)
+	}
+	if len(r.Processes) != 1 || r.Processes[0].PID != 7 || *r.Processes[0].Memory != 1<<30 || r.Processes[0].GI != gpu.WholeGPU {
+		t.Errorf("got %+v", r.Processes)
+	}
+	if len(r.Samples) != 1 || r.Samples[0].PID != 7 || math.Abs(r.Samples[0].SM-.4) > .01 {
+		t.Errorf("got %+v", r.Samples)
+	}
+	waitGPM()
+	q.GPM[gpu.WholeGPU] = "b"
+	if r := b.use(q); len(r.GPM) > 0 {
+		t.Errorf("the activity of another user is %+v", r.GPM)
+	}
+}
+
+// waitGPM waits until counters of GPM have changed.
+func waitGPM() { <-time.After(110 * time.Millisecond) }
+
+func TestUse_Partitions(t *testing.T) {
+	clock := &simClock{}
+	b := newBed(t, "hgx-h100", sim.WithClock(clock.now))
+	b.enable()
+	one, two := b.create(19, 0), b.create(19, 1)
+	b.busy(7, one.GI, 30)
+	q := nvml.UseQuery{GPM: map[int]string{one.GI: "a", two.GI: "b", 99: "gone"}, Samples: true}
+	b.use(q)
+	waitGPM()
+	clock.ahead += 10 * time.Second
+	r := b.use(q)
+	if !is(r.GPM[one.GI].SM, .3) || !is(r.GPM[two.GI].SM, 0) || len(r.GPM) != 2 || r.Samples != nil || r.Device != nil {
+		t.Errorf("got %+v", r)
+	}
+	if len(r.Processes) != 1 || r.Processes[0].GI != one.GI {
+		t.Errorf("got %+v", r.Processes)
+	}
+}
+
+func TestUse_BeforeHopper(t *testing.T) {
+	b := newBed(t, "dgx-a100")
+	b.busy(7, gpu.WholeGPU, 40)
+	for range 2 {
+		if r := b.use(nvml.UseQuery{GPM: map[int]string{gpu.WholeGPU: "a"}}); r.Device == nil || !is(r.Device.SM, .4) || r.GPM != nil {
+			t.Errorf("got %+v", r)
+		}
+	}
+}
+
+// What one call cannot say, others do.
+func TestUse_CallFails(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetComputeRunningProcesses_v3", Code: sim.CodeUnknown}); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.use(nvml.UseQuery{}); r.Processes != nil || r.Energy == nil {
+		t.Errorf("got %+v", r)
+	}
+	if err := b.node.Hardware().Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Use(t.Context(), b.gpu0().PCI, nvml.UseQuery{}); err != nil && !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A call that hangs keeps nobody else from the GPU.
+func TestUse_HangsAlone(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetTotalEnergyConsumption", Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Use(t.Context(), b.gpu0().PCI, nvml.UseQuery{})
+		done <- err
+	}()
+	for b.node.Calls().Of("nvmlDeviceGetTotalEnergyConsumption") == 0 {
+		<-time.After(time.Millisecond)
+	}
+	if _, err := b.Processes(t.Context(), b.gpu0().PCI); err != nil {
+		t.Errorf("another call: %v", err)
+	}
+	if err := b.Close(); !errors.Is(err, gpu.ErrHangs) {
+		t.Errorf("Close with a call in it: got %v, want %v", err, gpu.ErrHangs)
+	}
+	if err := b.node.Faults().Clear(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// BenchmarkUse is one pass over 8 GPUs with 56 partitions.
+func BenchmarkUse(b *testing.B) {
+	node, err := sim.New("hgx-h100")
+	if err != nil {
+		b.Fatal(err)
+	}
+	bed, err := simulated.OpenNode(b.Context(), node)
+	if err != nil {
+		b.Fatal(err)
+	}
+	q := nvml.UseQuery{GPM: map[int]string{}}
+	for i := range bed.Node().GPUs {
+		pci := bed.Node().GPUs[i].PCI
+		if err := bed.SetMIG(b.Context(), pci, true); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for i := range bed.Node().GPUs {
+		g := &bed.Node().GPUs[i]
+		for _, s := range g.PartitionShapes() {
+			if s.Profile.ID != 19 {
+				continue
+			}
+			part, err := bed.CreatePartition(b.Context(), s)
+			if err != nil {
+				b.Fatal(err)
+			}
+			q.GPM[part.GI] = "a"
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for i := range bed.Node().GPUs {
+			if _, err := bed.Use(b.Context(), bed.Node().GPUs[i].PCI, q); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
