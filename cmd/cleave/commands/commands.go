@@ -14,8 +14,7 @@ import (
 // New returns the command line of the program, by the name under which it was started.
 func New(program string) *cobra.Command {
 	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
-		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, repacks them, checks manifests and
-"+
+		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, repacks them, checks manifests and\n"+
 			"policies, and imports and simulates them. What runs on nodes is cleave-node.",
 		newDashboard(), newInspect(), newExplain(), newCordon(), newUncordon(), newRepack(), newSlices(), newSimulate(), newClaim(),
 		newValidate(), newImport(), cli.NewNVMLProbe())

@@ -189,7 +189,7 @@ func (b *alignedBed) allocateAll(c *resourceapi.ResourceClaim) []resourceapi.Dev
 	for i := range b.slices {
 		published = append(published, &b.slices[i])
 	}
-	allocator, err := structured.NewAllocator(b.Context(), features, state.AllocatedState, b.Classes, published, selectors.CEL)
+	allocator, err := structured.NewAllocator(b.Context(), resourcepool.Features(), state.AllocatedState, b.Classes, published, selectors.CEL)
 	b.must(err)
 	results, err := allocator.Allocate(b.Context(), b.Nodes[0], []*resourceapi.ResourceClaim{c})
 	b.must(err)
