@@ -200,7 +200,8 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 		if d.AdminAccess {
 			access = "admin access"
 		}
-		devices = append(devices, []any{d.Request, el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node), gpuName(shot, d), d.Device, d.UUID, access})
+		node := el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)
+		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, access})
 	}
 	columns := []string{"Request", "Class"}
 	if c.ExtendedResources {

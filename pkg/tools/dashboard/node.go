@@ -231,7 +231,8 @@ func topology(v *inspect.View) *html.Node {
 		body.AppendChild(row)
 	}
 	matrix := el("table", class("matrix"), el("thead", head), body)
-	add(section, []any{el("h2", "Topology"), el("div", class("scroll"), attr{"tabindex", "0"}, attr{"role", "region"}, attr{"aria-label", "Topology"}, matrix)})
+	add(section, []any{el("h2", "Topology"), el("div", class("scroll"), attr{"tabindex", "0"}, attr{"role", "region"},
+		attr{"aria-label", "Topology"}, matrix)})
 	return section
 }
 

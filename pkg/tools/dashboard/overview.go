@@ -145,7 +145,8 @@ func (r *renderer) legend(shot *fleet.Snapshot) *html.Node {
 	}
 	n := el("p", class("legend"), attr{"aria-label", "Legend"})
 	for _, d := range drawn {
-		n.AppendChild(el("span", attr{"title", d.state.String()}, el("i", class(barClasses("", d.state, mapWidth)...), stateSign[d.state]), " "+d.short))
+		n.AppendChild(el("span", attr{"title", d.state.String()},
+			el("i", class(barClasses("", d.state, mapWidth)...), stateSign[d.state]), " "+d.short))
 	}
 	names := slices.Sorted(maps.Keys(all))
 	const most = 24 // further namespaces have bars in their colours, too

@@ -227,8 +227,8 @@ func linked(text string, uses []explain.Use) []any {
 	for i := range uses {
 		before, after, found := strings.Cut(text, uses[i].Claim)
 		namespace, name, ok := strings.Cut(uses[i].Claim, "/")
-		if !found || !ok || !strings.HasSuffix(before, " ") || strings.HasPrefix(after, "-") || strings.HasPrefix(after, ".") { // of a longer name
-			continue
+		if !found || !ok || !strings.HasSuffix(before, " ") || strings.HasPrefix(after, "-") || strings.HasPrefix(after, ".") {
+			continue // of a longer name
 		}
 		parts = append(parts, before, el("a", attr{"href", "../../" + claimPath(namespace, name)}, uses[i].Claim))
 		text = after

@@ -61,9 +61,10 @@ func shareBars(s inspect.Segment, all Bar) []Bar {
 		if c.AdminAccess {
 			continue
 		}
-		b := Bar{State: s.State, Means: s.State.String(), Label: s.Shape.Type, Claim: c.Claim, Pods: c.Pods, Details: c.Details(), Part: most(c, s.Shape)}
-		taken += b.Part
-		bars = append(bars, b)
+		part := most(c, s.Shape)
+		taken += part
+		bars = append(bars, Bar{Part: part, State: s.State, Means: s.State.String(), Label: s.Shape.Type, Claim: c.Claim, Pods: c.Pods,
+			Details: c.Details()})
 	}
 	const least = 1e-6 // of rounding
 	if left := 1 - taken; left > least || bars == nil {
@@ -97,7 +98,8 @@ func most(c *inspect.Claim, s *inspect.Shape) float64 {
 	if s.Used != nil {
 		shares = max(shares, s.Used.Shares)
 	}
-	return min(1, max(part(max(1, has.Shares), max(1, shares)), part(has.MemoryBytes, s.Total.MemoryBytes), part(has.CoresPercent, s.Total.CoresPercent)))
+	return min(1, max(part(max(1, has.Shares), max(1, shares)), part(has.MemoryBytes, s.Total.MemoryBytes),
+		part(has.CoresPercent, s.Total.CoresPercent)))
 }
 
 // restOf is the state of what claims leave of a shape.

@@ -207,7 +207,7 @@ func TestOfPool_Free(t *testing.T) {
 		"GPU2": "4x 1g.10gb, 1g.10gb+me, 2x 1g.20gb, 2x 2g.20gb, 3g.40gb, 4g.40gb",
 		"GPU3": "1 time slice", // one claim has more memory than the default
 		"GPU4": "nothing",      // no cores are left
-		"GPU5": "4 time slices, 10 MPS shares, 7x 1g.10gb, 1g.10gb+me, 4x 1g.20gb, 3x 2g.20gb, 2x 3g.40gb, 4g.40gb, 7g.80gb",
+		"GPU5": "7x 1g.10gb, 1g.10gb+me, 4x 1g.20gb, 3x 2g.20gb, 2x 3g.40gb, 4g.40gb, 7g.80gb, 4 time slices, 10 MPS shares",
 		"GPU6": "nothing",
 		"GPU7": "nothing",
 	}, free); diff != "" {
