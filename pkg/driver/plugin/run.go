@@ -166,6 +166,7 @@ func newService(config Config) *service {
 		loop.Mark(controller.Publication)
 	}
 	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
+	s.metrics.used.every = config.UsageEvery
 	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
 	s.specs.closed = newClosedGPU()
 	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
