@@ -36,6 +36,8 @@ type Inspection struct {
 	ascii      bool
 	pluginsDir string
 	mpsSocket  string
+	// metricsAddress is the plugin's; empty to leave out what claims use.
+	metricsAddress string
 }
 
 // AddOutput adds the flags of the output.
@@ -55,6 +57,8 @@ func (f *Inspection) AddSource(flags *pflag.FlagSet, models bool) {
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir,
 		"the kubelet's plugins directory, which contains the plugin's records")
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty for none")
+	flags.StringVar(&f.metricsAddress, "metrics-address", "",
+		"address of the plugin's metrics on this machine, to show what claims use of their devices; empty to leave it out")
 }
 
 // CheckFormat checks the output format.
@@ -68,6 +72,7 @@ func (f *Inspection) CheckFormat() error {
 // ofPlugin are the flags shared with the plugin, which its DaemonSet sets in the environment of the container.
 var ofPlugin = []string{
 	"driver-name", "driver-root", "container-driver-root", "nvml-library", "sysfs", "cgroup-root", "kubelet-plugins-dir", "mps-socket",
+	"metrics-address",
 }
 
 // FromPlugin sets flags from the environment, so that inspect needs none in the plugin's container. The command line takes
@@ -125,6 +130,12 @@ func (f *Inspection) hardware(ctx context.Context) (*inspect.Hardware, error) {
 	if f.Model == "" {
 		if err := f.records(h); err != nil {
 			return nil, err
+		}
+		if f.metricsAddress != "" {
+			var err error
+			if h.Used, err = f.used(ctx); err != nil {
+				h.Problems = append(h.Problems, fmt.Errorf("what claims use is not known: the plugin's metrics cannot be read: %w", err))
+			}
 		}
 		f.Policy.Active = filepath.Join(f.pluginsDir, f.DriverName, policy.ActiveFile)
 	}

@@ -96,6 +96,8 @@ func newKubeletPlugin() *cobra.Command {
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+
 			"needs the feature gate DRAListTypeAttributes, which the plugin checks at the API server")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
+	flags.DurationVar(&config.UsageEvery, "usage-every", 15*time.Second,
+		"time between looks at what claims use of their devices, for metrics; 0 for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute,
 		"time between comparisons of the node's claims with the API server")

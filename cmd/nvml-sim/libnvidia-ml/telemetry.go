@@ -115,7 +115,9 @@ func nvmlDeviceGetTotalEnergyConsumption(h C.nvmlDevice_t, to *C.ulonglong) C.nv
 // A call without a buffer tells its size, as of the driver: that of its own buffer, whatever is in it (NVIDIA/go-nvml#11).
 //
 //export nvmlDeviceGetProcessUtilization
-func nvmlDeviceGetProcessUtilization(h C.nvmlDevice_t, to *C.nvmlProcessUtilizationSample_t, count *C.uint, since C.ulonglong) C.nvmlReturn_t {
+func nvmlDeviceGetProcessUtilization(
+	h C.nvmlDevice_t, to *C.nvmlProcessUtilizationSample_t, count *C.uint, since C.ulonglong,
+) C.nvmlReturn_t {
 	return on(side(h, (*sim.Device).Telemetry), func(d sim.Telemetry) error {
 		if count == nil {
 			return code(sim.CodeInvalidArgument)

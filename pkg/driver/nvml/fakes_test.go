@@ -143,6 +143,9 @@ type faults struct {
 	err  error            // of every method
 }
 
+// Use has a test of its own, on simulated boards.
+func (f *faults) Use() Use { return nil }
+
 func (f *faults) fail(name string) error {
 	if f.err != nil {
 		return f.err
@@ -152,7 +155,6 @@ func (f *faults) fail(name string) error {
 
 func (d *fakeDevice) Links() Links { return fakeLinks{d} }
 func (d *fakeDevice) MIG() MIG     { return fakeMIG{d} }
-func (d *fakeDevice) Use() Use     { return nil }
 
 func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
 func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }

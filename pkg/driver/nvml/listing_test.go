@@ -22,7 +22,7 @@ func TestDiscover_ListsInMIGModeOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{session, t, node}
+	b := &bed{Session: session, t: t, node: node}
 	for _, inMIGMode := range []bool{false, true} {
 		if inMIGMode {
 			if err := b.SetMIG(t.Context(), b.gpu0().PCI, true); err != nil {

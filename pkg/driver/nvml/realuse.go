@@ -80,7 +80,8 @@ func (u realUse) ProcessSamples(since time.Time) (all []gpu.ProcessSample, err e
 		return nil, err
 	}
 	return convert(samples, func(s nvml.ProcessUtilizationSample) gpu.ProcessSample {
-		return gpu.ProcessSample{PID: int(s.Pid), At: time.UnixMicro(int64(s.TimeStamp)), SM: float64(s.SmUtil) / 100, DRAM: float64(s.MemUtil) / 100}
+		at := time.UnixMicro(int64(s.TimeStamp))
+		return gpu.ProcessSample{PID: int(s.Pid), At: at, SM: float64(s.SmUtil) / 100, DRAM: float64(s.MemUtil) / 100}
 	}), nil
 }
 
@@ -94,7 +95,9 @@ func (u realUse) TotalEnergy() (uint64, error) {
 }
 
 func (u realUse) GPMSupported() (bool, error) {
-	for _, function := range []string{"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"} {
+	for _, function := range []string{
+		"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+	} {
 		if err := u.has.require(function); err != nil {
 			return false, err
 		}

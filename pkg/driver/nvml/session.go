@@ -42,7 +42,6 @@ type Session struct {
 	calls     *calls
 	inventory *inventory
 	profiles  computeProfiles
-	uses      uses
 	root      string
 	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool

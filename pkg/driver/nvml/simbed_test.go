@@ -17,8 +17,9 @@ import (
 // bed is a session on a simulated node in memory.
 type bed struct {
 	*nvml.Session
-	t    *testing.T
-	node *sim.Node
+	t     *testing.T
+	node  *sim.Node
+	meter *nvml.Meter
 }
 
 func newBed(t *testing.T, model string, opts ...sim.Option) *bed {
@@ -31,7 +32,7 @@ func newBed(t *testing.T, model string, opts ...sim.Option) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bed{session, t, node}
+	return &bed{session, t, node, nvml.NewMeter(session)}
 }
 
 // gpu0 is the GPU of index 0.

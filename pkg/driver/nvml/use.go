@@ -57,11 +57,16 @@ type UseQuery struct {
 	Samples bool
 }
 
-// uses are the last looks at GPUs.
-type uses struct {
+// Meter reads how the GPUs of a session are used between two looks.
+type Meter struct {
+	session *Session
+
 	mu   sync.Mutex
 	last map[gpu.PCIAddress]*look
 }
+
+// NewMeter returns one that has not looked at any GPU yet.
+func NewMeter(s *Session) *Meter { return &Meter{session: s, last: map[gpu.PCIAddress]*look{}} }
 
 // look is what a look at a GPU leaves for the next.
 type look struct {
@@ -76,32 +81,30 @@ type heldSample struct {
 }
 
 // take removes the last look at a GPU: a call that hangs may still use it.
-func (u *uses) take(pci gpu.PCIAddress) *look {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	last := u.last[pci]
-	delete(u.last, pci)
+func (m *Meter) take(pci gpu.PCIAddress) *look {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last := m.last[pci]
+	delete(m.last, pci)
 	return last
 }
 
-func (u *uses) put(pci gpu.PCIAddress, l *look) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.last == nil {
-		u.last = map[gpu.PCIAddress]*look{}
-	}
-	u.last[pci] = l
+func (m *Meter) put(pci gpu.PCIAddress, l *look) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last[pci] = l
 }
 
-// Use reads how the GPU at an address is used, since the last such call. Callers of other methods do not wait for it. It is called
-// for a GPU once at a time.
-func (s *Session) Use(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.Reading, error) {
-	h, err := s.calls.inventory.handle(pci)
+// Read reads how the GPU at an address is used, since the last such call. Calls of the session do not wait for it. It is called for a
+// GPU once at a time.
+func (m *Meter) Read(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.Reading, error) {
+	calls := m.session.calls
+	h, err := calls.inventory.handle(pci)
 	if err != nil {
 		return gpu.Reading{}, fmt.Errorf("read the use of the GPU at %s: %w", pci, err)
 	}
 	h.dog = h.dog.use
-	before := s.uses.take(pci)
+	before := m.take(pci)
 	if before == nil || before.epoch != int64(h.epoch) {
 		before = &look{} // NVML was shut down meanwhile, and what it had allocated is not touched
 	}
@@ -109,7 +112,7 @@ func (s *Session) Use(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.
 		reading gpu.Reading
 		next    *look
 	}
-	a, err := once(ctx, s.calls, h, pci, "nvmlDeviceGetProcessUtilization", s.calls.timeouts.Read, false, func(dev Device) (answer, error) {
+	a, err := once(ctx, calls, h, pci, "reading the use", calls.timeouts.Read, false, func(dev Device) (answer, error) {
 		r := useReader{use: dev.Use(), log: klog.FromContext(ctx).V(4), pci: pci, before: before,
 			next: &look{at: time.Now(), epoch: int64(h.epoch), samples: map[int]heldSample{}}}
 		reading, err := r.read(q)
@@ -118,7 +121,7 @@ func (s *Session) Use(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.
 	if err != nil {
 		return gpu.Reading{}, fmt.Errorf("read the use of the GPU at %s: %w", pci, err)
 	}
-	s.uses.put(pci, a.next)
+	m.put(pci, a.next)
 	return a.reading, nil
 }
 

@@ -16,7 +16,7 @@ import (
 
 func (b *bed) use(q nvml.UseQuery) gpu.Reading {
 	b.t.Helper()
-	r, err := b.Use(b.t.Context(), b.gpu0().PCI, q)
+	r, err := b.meter.Read(b.t.Context(), b.gpu0().PCI, q)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestUse_CallFails(t *testing.T) {
 	if err := b.node.Hardware().Lose(0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Use(t.Context(), b.gpu0().PCI, nvml.UseQuery{}); err != nil && !errors.Is(err, gpu.ErrLost) {
+	if _, err := b.meter.Read(t.Context(), b.gpu0().PCI, nvml.UseQuery{}); err != nil && !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,7 +125,7 @@ func TestUse_HangsAlone(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		_, err := b.Use(t.Context(), b.gpu0().PCI, nvml.UseQuery{})
+		_, err := b.meter.Read(t.Context(), b.gpu0().PCI, nvml.UseQuery{})
 		done <- err
 	}()
 	for b.node.Calls().Of("nvmlDeviceGetTotalEnergyConsumption") == 0 {
@@ -155,7 +155,7 @@ func BenchmarkUse(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	q := nvml.UseQuery{GPM: map[int]string{}}
+	q, meter := nvml.UseQuery{GPM: map[int]string{}}, nvml.NewMeter(bed)
 	for i := range bed.Node().GPUs {
 		pci := bed.Node().GPUs[i].PCI
 		if err := bed.SetMIG(b.Context(), pci, true); err != nil {
@@ -178,7 +178,7 @@ func BenchmarkUse(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for i := range bed.Node().GPUs {
-			if _, err := bed.Use(b.Context(), bed.Node().GPUs[i].PCI, q); err != nil {
+			if _, err := meter.Read(b.Context(), bed.Node().GPUs[i].PCI, q); err != nil {
 				b.Fatal(err)
 			}
 		}

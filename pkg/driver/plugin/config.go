@@ -77,6 +77,9 @@ type Config struct {
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
 	MetricsAddress string
 
+	// UsageEvery is the time between two looks at what claims use of their devices; zero for none.
+	UsageEvery time.Duration
+
 	// DriverRetry is the time between two attempts to reach the driver.
 	DriverRetry time.Duration
 	// ReconcileEvery is the time between two comparisons of the records with the API server.
@@ -121,6 +124,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
 	}
 	errs = append(errs, checkAddress(c.MetricsAddress), c.Notices.validate())
+	if c.UsageEvery != 0 && c.UsageEvery < time.Second {
+		errs = append(errs, fmt.Errorf("--usage-every %s is neither 0 nor at least a second", c.UsageEvery))
+	}
 	for _, d := range []struct {
 		flag  string
 		value time.Duration

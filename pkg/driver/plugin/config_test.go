@@ -15,7 +15,7 @@ func validConfig() Config {
 		NodeName: "node-1", DriverName: "gpu.cleave.dev", KubeQPS: 100, KubeBurst: 200,
 		PluginsDir: "/var/lib/kubelet/plugins", RegistryDir: "/var/lib/kubelet/plugins_registry", CDIDir: "/var/run/cdi",
 		DriverRoot: "/", CgroupRoot: "/sys/fs/cgroup", Sysfs: "/sys", Procfs: "/proc", MetricsAddress: ":8080",
-		DriverRetry: time.Second, ReconcileEvery: time.Minute,
+		DriverRetry: time.Second, ReconcileEvery: time.Minute, UsageEvery: time.Second,
 	}
 }
 
@@ -30,6 +30,8 @@ func TestConfig_Validate(t *testing.T) {
 		"found by itself":      {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
 		"metrics, no port":     {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
 		"metrics, bad port":    {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
+		"usage off":            {func(c *Config) { c.UsageEvery = 0 }, nil},
+		"usage too often":      {func(c *Config) { c.UsageEvery = time.Millisecond }, []string{"--usage-every", "1ms"}},
 		"no node name":         {func(c *Config) { c.NodeName = "" }, []string{"--node-name", "spec.nodeName"}},
 		"node name, no DNS":    {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
 		"no driver name":       {func(c *Config) { c.DriverName = "" }, []string{"--driver-name"}},

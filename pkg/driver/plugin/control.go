@@ -151,6 +151,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	wg.Go(func() {
 		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.Allocations(), pci) })
 	})
+	wg.Go(func() { newSampler(s, hw).run(ctx) })
 	wg.Go(func() { s.claimSpecs.watch(ctx) })
 	wg.Go(func() { s.counting.follow(ctx, s.config.ReconcileEvery) })
 	if s.mps != nil {

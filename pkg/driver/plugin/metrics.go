@@ -54,13 +54,15 @@ type metrics struct {
 	metadataFailures prometheus.Counter
 	// notices reports notices about the node's machine.
 	notices *noticed
-	// usage reports allocated and free devices.
+	// usage reports allocated and free devices, used what claims do with theirs.
 	usage *usageCollector
+	used  *usedCollector
 }
 
 func newMetrics() *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), failing: newFailing(time.Now), usage: &usageCollector{},
 		notices: newNoticed(time.Now)}
+	m.used = newUsedCollector(m.usage.source.Load)
 	m.build = gaugeVec("cleave_build_info", "1 for the plugin's version and that of the Go that built it.", "version", "goversion")
 	m.claims = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "cleave_claim_duration_seconds",
@@ -93,7 +95,7 @@ func newMetrics() *metrics {
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
 		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
-		m.metadataFailures, m.notices, m.usage,
+		m.metadataFailures, m.notices, m.usage, m.used,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m

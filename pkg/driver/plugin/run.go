@@ -174,6 +174,7 @@ func newService(config Config) *service {
 		loop.Mark(controller.Publication)
 	}
 	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
+	s.metrics.used.every = config.UsageEvery
 	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
 	s.specs.closed = newClosedGPU()
 	s.notices = newNotices(s)

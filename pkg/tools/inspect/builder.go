@@ -55,7 +55,7 @@ func (b *builder) claims() {
 			return
 		}
 		s := b.shape(d)
-		h := claimOf(r, d)
+		h := b.hardware.claimOf(r, d)
 		s.Claims = append(s.Claims, h)
 		if h.Has != nil && s.isShared() {
 			s.use(*h.Has)
@@ -120,14 +120,14 @@ func (b *builder) partitions() {
 			return p.ProfileID == d.Partition.ProfileID && p.Placement == d.Partition.Placement
 		}
 		if at := slices.IndexFunc(b.view.Partitions, entered); at >= 0 { // for another claim that shares it
-			b.view.Partitions[at].Claims = append(b.view.Partitions[at].Claims, claimOf(r, d))
+			b.view.Partitions[at].Claims = append(b.view.Partitions[at].Claims, b.hardware.claimOf(r, d))
 			return
 		}
 		switch r.State {
 		case records.Preparing:
-			b.enter(*d.Partition, PartitionPreparing, []Claim{claimOf(r, d)})
+			b.enter(*d.Partition, PartitionPreparing, []Claim{b.hardware.claimOf(r, d)})
 		case records.Prepared:
-			b.enter(*d.Partition, PartitionMissing, []Claim{claimOf(r, d)})
+			b.enter(*d.Partition, PartitionMissing, []Claim{b.hardware.claimOf(r, d)})
 			b.view.Notes = append(b.view.Notes,
 				fmt.Sprintf("claim %s/%s is allocated %s, which does not exist: it was destroyed outside of Cleave, "+
 					"or the plugin has not run since the node booted; delete the claim's pods", r.Claim.Namespace, r.Claim.Name, d.Device))
@@ -168,7 +168,7 @@ func (b *builder) claimsOn(place gpu.Place) (state PartitionState, by []Claim) {
 		default:
 			state = PartitionReleasing
 		}
-		by = append(by, claimOf(r, d))
+		by = append(by, b.hardware.claimOf(r, d))
 	})
 	return state, by
 }

@@ -25,6 +25,8 @@ type Hardware struct {
 	// Records are those of prepared claims, Layouts those of partitions created ahead of claims.
 	Records []*records.Record
 	Layouts []*records.Layout
+	// Used are the plugin's figures of what claims use.
+	Used map[UsedKey]Used
 	// NoRecords is the plugin's directory of records if it does not exist; else empty.
 	NoRecords string
 	// Problems are read errors, apart from those of whole GPUs.

@@ -280,6 +280,7 @@ func (s PartitionState) String() string { return cmp.Or(partitionWords[s], strin
 // claims prints a line for each allocation and each partition.
 func (p *printer) claims() {
 	rows := [][]string{{"GPU", "SHAPE", "STATE", "CLAIM", "DETAILS"}}
+	var used []string // by row
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
 		for j := range g.Shapes {
@@ -287,26 +288,29 @@ func (p *printer) claims() {
 			for _, h := range s.Claims {
 				if !s.isPartition() || s.isShared() || h.AdminAccess {
 					rows = append(rows, []string{g.Name, s.String(), stateOf(h), claimText(h), orDash(h.Details())})
+					used = append(used, h.Used.String())
 				}
 			}
 		}
 		for _, part := range g.Partitions {
-			by := "-"
+			by, uses := "-", ""
 			for _, h := range part.Claims {
 				if !h.AdminAccess {
-					by = claimText(h)
+					by, uses = claimText(h), h.Used.String()
 				}
 			}
 			if g.sharedAt(part.Placement) != nil {
 				by = count(int64(len(part.Claims)), "claim", "claims")
+				uses = "" // of each claim, above
 			}
+			used = append(used, uses)
 			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), part.State.String(),
 				by, orDash(part.details())})
 		}
 	}
 	if len(rows) > 1 {
 		p.linef("")
-		p.table(rows)
+		p.table(p.view.withUsed(rows, used))
 	}
 }
 

@@ -150,6 +150,8 @@ type Claim struct {
 	Has *Amounts `json:"has,omitempty"`
 	// Interval is the time slice interval that the claim requested.
 	Interval string `json:"interval,omitempty"`
+	// Used is what the claim does with the shape; known only of a machine with a running plugin.
+	Used *Used `json:"used,omitempty"`
 }
 
 // Taint is a taint of a shape.
