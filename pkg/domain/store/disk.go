@@ -181,13 +181,18 @@ func (d Disk) open(path string) (*os.File, error) {
 	if d.spares != nil {
 		select {
 		case spare := <-d.spares.paths:
-			name := d.spares.temporary(path)
-			if err := os.Rename(spare, name); err == nil {
+			name, now := d.spares.temporary(path), time.Now()
+			err := os.Chtimes(spare, now, now)
+			if err == nil {
+				err = os.Rename(spare, name)
+			}
+			if err == nil {
 				return os.OpenFile(name, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
-			} else if !errors.Is(err, fs.ErrNotExist) {
+			}
+			if !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
-			// Another process has swept it. It never sweeps a file that is being written, which has another name.
+			// Another process has swept it. It never sweeps a file that is being written, which has another name and is young.
 		default:
 		}
 	}

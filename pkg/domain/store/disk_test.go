@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -225,7 +226,8 @@ func TestNewDisk_SpareFileInUseNotSwept(t *testing.T) {
 	dir := t.TempDir()
 	disk := NewDisk()
 	path := filepath.Join(dir, "a.json")
-	if err := errors.Join(disk.WriteFile(path, []byte("first")), disk.Remove(path)); err != nil {
+	past := time.Now().Add(-2 * sweepAge) // when the record of an ended claim was written
+	if err := errors.Join(disk.WriteFile(path, []byte("first")), os.Chtimes(path, past, past), disk.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
 	f, err := disk.open(path)
