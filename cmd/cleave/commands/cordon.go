@@ -132,7 +132,8 @@ func cordon(ctx context.Context, client kubernetes.Interface, view *inspect.View
 		}
 		_, err := client.ResourceV1().DeviceTaintRules().Create(ctx, cordonRule(view, device), metav1.CreateOptions{})
 		if err != nil {
-			return fmt.Errorf("cordon %s of node %s, %d of whose %d devices are closed: %w", g.Name, view.Node, len(rules)+created, len(g.Shapes), err)
+			return fmt.Errorf("cordon %s of node %s, %d of whose %d devices are closed: %w", g.Name, view.Node, len(rules)+created,
+				len(g.Shapes), err)
 		}
 		created++
 	}
@@ -190,7 +191,9 @@ func uncordon(ctx context.Context, client kubernetes.Interface, view *inspect.Vi
 }
 
 // cordonRules are the rules of cordon for devices of a GPU.
-func cordonRules(ctx context.Context, client kubernetes.Interface, view *inspect.View, g *inspect.GPU) ([]resourceapi.DeviceTaintRule, error) {
+func cordonRules(
+	ctx context.Context, client kubernetes.Interface, view *inspect.View, g *inspect.GPU,
+) ([]resourceapi.DeviceTaintRule, error) {
 	var rules []resourceapi.DeviceTaintRule
 	err := each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return client.ResourceV1().DeviceTaintRules().List(ctx, opts)

@@ -40,8 +40,8 @@ type Labels struct {
 	mu   sync.Mutex
 	want map[string]string // nil while unknown
 
-	// The rest is for the goroutine of Run. applied are the labels of the last apply; nil for none yet. others are those of other clients, with
-	// what the API server says of them.
+	// The rest is for the goroutine of Run. applied are the labels of the last apply; nil for none yet. others are those of other
+	// clients, with what the API server says of them.
 	applied, others map[string]string
 	// logged is the last logged error.
 	logged string
