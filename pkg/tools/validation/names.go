@@ -3,6 +3,7 @@
 package validation
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -40,7 +41,8 @@ func newNames() *names {
 	return &names{namesOf(nodeslices.Attributes()), namesOf(nodeslices.Capacities()), resourcepool.NewSelectors()}
 }
 
-// checkNames finds attributes and capacities that no device of Cleave has, in requests for such devices.
+// checkNames notes attributes and capacities that no device of Cleave has, in requests for such devices: the API server admits them, and a
+// node of a model refuses them.
 func (v *validation) checkNames(o *object, n *names) {
 	spec, path := specOf(o.Object)
 	if spec == nil || o.wrong || v.Rules.Driver != v1alpha1.Group {
@@ -63,7 +65,9 @@ func (v *validation) checkNames(o *object, n *names) {
 		errs = append(errs, n.constraint(c.MatchAttribute, at.Child("matchAttribute"))...)
 		errs = append(errs, n.constraint(c.DistinctAttribute, at.Child("distinctAttribute"))...)
 	}
-	o.problems(errs)
+	for _, err := range errs {
+		o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: %s", o.file.Path, o.name, err.Field, err.Detail))
+	}
 }
 
 // isClassOfOurs reports whether a class selects devices of Cleave.
