@@ -77,7 +77,9 @@ func (v *validation) isClassOfOurs(class string) bool {
 }
 
 // request checks the names of one request.
-func (n *names) request(selectors []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements, at *field.Path) field.ErrorList {
+func (n *names) request(
+	selectors []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements, at *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	for i, s := range selectors {
 		if s.CEL == nil {
@@ -126,5 +128,6 @@ func unknown(at *field.Path, what, name string, all map[string]bool) field.Error
 	if all[name] {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, field.OmitValueType{}, "no device of Cleave has the "+what+" "+name+suggest.Question(explain.Like(name, all)...))}
+	return field.ErrorList{field.Invalid(at, field.OmitValueType{},
+		"no device of Cleave has the "+what+" "+name+suggest.Question(explain.Like(name, all)...))}
 }
