@@ -51,11 +51,11 @@ func (v *validation) checkNames(o *object, n *names) {
 	var errs field.ErrorList
 	for i := range spec.Devices.Requests {
 		r, at := &spec.Devices.Requests[i], path.Child("requests").Index(i)
-		if e := r.Exactly; e != nil && v.isClassOfOurs(e.DeviceClassName) {
+		if e := r.Exactly; e != nil && isOurClass(v.classes[e.DeviceClassName]) {
 			errs = append(errs, n.request(e.Selectors, e.Capacity, at.Child("exactly"))...)
 		}
 		for j := range r.FirstAvailable {
-			if s := &r.FirstAvailable[j]; v.isClassOfOurs(s.DeviceClassName) {
+			if s := &r.FirstAvailable[j]; isOurClass(v.classes[s.DeviceClassName]) {
 				errs = append(errs, n.request(s.Selectors, s.Capacity, at.Child("firstAvailable").Index(j))...)
 			}
 		}
@@ -70,10 +70,9 @@ func (v *validation) checkNames(o *object, n *names) {
 	}
 }
 
-// isClassOfOurs reports whether a class selects devices of Cleave.
-func (v *validation) isClassOfOurs(class string) bool {
-	c := v.classes[class]
-	return c != nil && resourcepool.SelectsDriver(c, v.Rules.Driver)
+// isOurClass reports whether a class, nil where it is not known, selects devices of Cleave.
+func isOurClass(class *resourceapi.DeviceClass) bool {
+	return class != nil && resourcepool.SelectsDriver(class, v1alpha1.Group)
 }
 
 // request checks the names of one request.
