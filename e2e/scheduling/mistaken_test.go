@@ -73,7 +73,7 @@ var mistakes = []mistake{
 		bad("the constraint needs the attribute gpu.cleave.dev/nvlinkgroup, which no device has: did you mean gpu.cleave.dev/nvlinkGroup?")},
 	{"capacities that are misspelled", asks(request(mps, "capacity: {requests: {core: 25, mem: 20Gi}}")), ok("no device of Cleave has capacity core, mem"),
 		ok("note: ", "requests[core]: no device of Cleave has this capacity: did you mean cores?", "requests[mem]: no device of Cleave has this capacity: did you mean memory?"),
-		bad("8 devices do not have the capacity core: they have cores, memory, shares"),
+		bad("asks for the capacity core, which no device has: did you mean cores?"),
 		bad("asks for the capacity core, which no device has: did you mean cores?", "asks for the capacity mem, which no device has: did you mean memory?", "they have cores, memory, shares")},
 	{"a selector that is false", selecting(`device.attributes["gpu.cleave.dev"].productName == "NVIDIA A100-SXM4-80GB"`), ok(), fine,
 		bad(`8 devices do not match`, `productName is "NVIDIA H100 80GB HBM3"`),
