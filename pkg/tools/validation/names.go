@@ -45,8 +45,8 @@ func newNames() *names {
 // node of a model refuses them.
 func (v *validation) checkNames(o *object, n *names) {
 	spec, path := specOf(o.Object)
-	if spec == nil || o.wrong || v.Rules.Driver != v1alpha1.Group {
-		return // of devices of another driver name nothing is known, and what is wrong may be meant otherwise
+	if spec == nil || o.wrong || v.Node != nil || v.Rules.Driver != v1alpha1.Group {
+		return // of devices of another driver name nothing is known, what is wrong may be meant otherwise, and a node says it itself
 	}
 	var errs field.ErrorList
 	for i := range spec.Devices.Requests {
