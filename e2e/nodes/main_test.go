@@ -115,6 +115,7 @@ func TestNodes(t *testing.T) {
 		{Name: "a node is lost", Run: nodeLost},
 		{Name: "the node comes back", Run: nodeBack},
 		{Name: "the scheduler packs and spreads", Run: scheduled},
+		{Name: "recipes keep their promises", Run: recipes},
 		{Name: "two schedulers at once leave no pod behind", Run: twoSchedulers},
 		{Name: "urgent pods bump backfill", Run: prioritized},
 		{Name: "uninstall leaves nothing on any node", Run: uninstalled},

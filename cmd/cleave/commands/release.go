@@ -41,8 +41,9 @@ func schedulerOf(ctx context.Context, client kubernetes.Interface, driver string
 	f.PartitionableDevices, f.ConsumableCapacity = counted.Counters == nil, counted.Shares == nil
 	f.FractionalCapacityRange = f.FractionalCapacityRange && f.ConsumableCapacity
 	if counted.Counters == nil && !release.AtLeast(gatedBefore) {
-		notes = append(notes, fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, unless the "+
-			"feature gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits here waits.", release))
+		notes = append(notes, fmt.Sprintf("The scheduler of Kubernetes %s ignores partitions, shares, and GPUs that are offered as these, "+
+			"unless the feature gates DRAPartitionableDevices and DRAConsumableCapacity are on there as in the API server: else what fits "+
+			"here waits.", release))
 	}
 	return f, notes
 }

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// scarce notes CPU or memory of which the pod's containers ask for more than any of the nodes has where devices are free: what the scheduler
-// counts beside devices is not searched here, and yet the pod waits for ever.
+// scarce notes CPU or memory of which the pod's containers ask for more than any of the nodes has where devices are free: what the
+// scheduler counts beside devices is not searched here, and yet the pod waits for ever.
 func (q *Question) scarce(fitting []*corev1.Node) (notes []string) {
 	if q.pod == nil {
 		return nil

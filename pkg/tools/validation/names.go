@@ -3,6 +3,7 @@
 package validation
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -40,20 +41,21 @@ func newNames() *names {
 	return &names{namesOf(nodeslices.Attributes()), namesOf(nodeslices.Capacities()), resourcepool.NewSelectors()}
 }
 
-// checkNames finds attributes and capacities that no device of Cleave has, in requests for such devices.
+// checkNames notes attributes and capacities that no device of Cleave has, in requests for such devices: the API server admits them, and a
+// node of a model refuses them.
 func (v *validation) checkNames(o *object, n *names) {
 	spec, path := specOf(o.Object)
-	if spec == nil || o.wrong || v.Rules.Driver != v1alpha1.Group {
-		return // of devices of another driver name nothing is known, and what is wrong may be meant otherwise
+	if spec == nil || o.wrong || v.Node != nil || v.Rules.Driver != v1alpha1.Group {
+		return // of devices of another driver name nothing is known, what is wrong may be meant otherwise, and a node says it itself
 	}
 	var errs field.ErrorList
 	for i := range spec.Devices.Requests {
 		r, at := &spec.Devices.Requests[i], path.Child("requests").Index(i)
-		if e := r.Exactly; e != nil && v.isClassOfOurs(e.DeviceClassName) {
+		if e := r.Exactly; e != nil && isOurClass(v.classes[e.DeviceClassName]) {
 			errs = append(errs, n.request(e.Selectors, e.Capacity, at.Child("exactly"))...)
 		}
 		for j := range r.FirstAvailable {
-			if s := &r.FirstAvailable[j]; v.isClassOfOurs(s.DeviceClassName) {
+			if s := &r.FirstAvailable[j]; isOurClass(v.classes[s.DeviceClassName]) {
 				errs = append(errs, n.request(s.Selectors, s.Capacity, at.Child("firstAvailable").Index(j))...)
 			}
 		}
@@ -63,17 +65,20 @@ func (v *validation) checkNames(o *object, n *names) {
 		errs = append(errs, n.constraint(c.MatchAttribute, at.Child("matchAttribute"))...)
 		errs = append(errs, n.constraint(c.DistinctAttribute, at.Child("distinctAttribute"))...)
 	}
-	o.problems(errs)
+	for _, err := range errs {
+		o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: %s", o.file.Path, o.name, err.Field, err.Detail))
+	}
 }
 
-// isClassOfOurs reports whether a class selects devices of Cleave.
-func (v *validation) isClassOfOurs(class string) bool {
-	c := v.classes[class]
-	return c != nil && resourcepool.SelectsDriver(c, v.Rules.Driver)
+// isOurClass reports whether a class, nil where it is not known, selects devices of Cleave.
+func isOurClass(class *resourceapi.DeviceClass) bool {
+	return class != nil && resourcepool.SelectsDriver(class, v1alpha1.Group)
 }
 
 // request checks the names of one request.
-func (n *names) request(selectors []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements, at *field.Path) field.ErrorList {
+func (n *names) request(
+	selectors []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements, at *field.Path,
+) field.ErrorList {
 	var errs field.ErrorList
 	for i, s := range selectors {
 		if s.CEL == nil {
@@ -122,5 +127,6 @@ func unknown(at *field.Path, what, name string, all map[string]bool) field.Error
 	if all[name] {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, field.OmitValueType{}, "no device of Cleave has the "+what+" "+name+suggest.Question(explain.Like(name, all)...))}
+	return field.ErrorList{field.Invalid(at, field.OmitValueType{},
+		"no device of Cleave has the "+what+" "+name+suggest.Question(explain.Like(name, all)...))}
 }

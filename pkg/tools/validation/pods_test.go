@@ -58,13 +58,13 @@ func TestFiles_Pods(t *testing.T) {
 		"names that devices have": {claim(`deviceClassName: mig.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.cleave.dev"].profile == "1g.10gb" && device.capacity["gpu.cleave.dev"].memory.isGreaterThan(quantity("1Gi")) && device.attributes["resource.kubernetes.io"].pcieRoot != ""'}}], capacity: {requests: {memory: 1Gi}}`),
 			checked{Checked: []string{"ResourceClaim team/c"}}},
 		"attributes and amounts with typos": {claim(`deviceClassName: mps.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].productName == "x" && device.capacity["gpu.cleave.dev"].mem.isGreaterThan(quantity("1Gi"))'}}], capacity: {requests: {core: 1}}`),
-			checked{Checked: []string{"ResourceClaim team/c"}, Problems: []string{
-				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[0].cel.expression: Invalid value: no device of Cleave has the attribute gpu.nvidia.com/productName: did you mean gpu.cleave.dev/productName?`,
-				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[0].cel.expression: Invalid value: no device of Cleave has the capacity gpu.cleave.dev/mem: did you mean gpu.cleave.dev/memory?`,
-				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.capacity.requests[core]: Invalid value: no device of Cleave has this capacity: did you mean cores?`}}},
+			checked{Checked: []string{"ResourceClaim team/c"}, Notes: []string{
+				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[0].cel.expression: no device of Cleave has the attribute gpu.nvidia.com/productName: did you mean gpu.cleave.dev/productName?`,
+				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[0].cel.expression: no device of Cleave has the capacity gpu.cleave.dev/mem: did you mean gpu.cleave.dev/memory?`,
+				`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.capacity.requests[core]: no device of Cleave has this capacity: did you mean cores?`}}},
 		"names of another's devices": {claim(`deviceClassName: nic.example.com, selectors: [{cel: {expression: 'device.attributes["nic.example.com"].speed == "x"'}}], capacity: {requests: {bandwidth: 1}}`), checked{Checked: []string{"ResourceClaim team/c"}}},
 		"a constraint with a typo": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev, count: 2}}], constraints: [{matchAttribute: gpu.cleave.dev/nvlinkgroup}, {matchAttribute: nic.example.com/rail}]}}", checked{Checked: []string{"ResourceClaim team/c"},
-			Problems: []string{`f.yaml: ResourceClaim team/c: spec.devices.constraints[0].matchAttribute: Invalid value: no device of Cleave has the attribute gpu.cleave.dev/nvlinkgroup: did you mean gpu.cleave.dev/nvlinkGroup?`}}},
+			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.constraints[0].matchAttribute: no device of Cleave has the attribute gpu.cleave.dev/nvlinkgroup: did you mean gpu.cleave.dev/nvlinkGroup?`}}},
 		// Newcomer 4.
 		"parameters for another driver": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"},
 			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque.driver: driver "resource.example.com" is not that of Cleave's classes, which all requests name: these parameters are ignored: did you mean "gpu.cleave.dev"?`}}},

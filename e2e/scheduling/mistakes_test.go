@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/cmd/cleave/commands"
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/cli"
+)
+
+// answer is what one of the three says of a manifest: all of its words are said, and with a code. Of the API server the code is 1 where it
+// refuses.
+type answer struct {
+	code  int
+	words []string
+}
+
+// ok has no complaint, and says these words.
+func ok(words ...string) answer { return answer{0, words} }
+
+// bad has complaints.
+func bad(words ...string) answer { return answer{1, words} }
+
+// mistake is a manifest, and what its author is told of it.
+type mistake struct {
+	name, manifest string
+	// server answers kubectl apply: a refusal, or warnings.
+	server answer
+	// validate is the command with -f; onNode with a node model, too, where that shows more.
+	validate, onNode answer
+	// explain is the command with -f.
+	explain answer
+}
+
+// fields of manifests.
+const (
+	podHead = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: default}\nspec:\n"
+	uses    = "  containers: [{name: c, image: i, resources: {claims: [{name: gpu}]}}]\n"
+	claims  = "  resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]\n"
+)
+
+// pod has these lines as its spec.
+func pod(spec ...string) string { return podHead + strings.Join(spec, "") }
+
+// limits is a pod with limits.
+func limits(text string) string {
+	return pod("  containers: [{name: c, image: i, resources: {limits: {" + text + "}}}]\n")
+}
+
+// template has these devices.
+func template(devices string) string {
+	return "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t, namespace: default}\nspec: {spec: {devices: {" + devices + "}}}\n"
+}
+
+// asks is a pod with a claim for these devices.
+func asks(devices string) string { return pod(uses, claims) + template(devices) }
+
+// request is one for devices of a class, with other fields.
+func request(class string, more ...string) string {
+	return "requests: [{name: gpu, exactly: {" + strings.Join(append([]string{"deviceClassName: " + class}, more...), ", ") + "}}]"
+}
+
+// selecting is a request whose selector is this.
+func selecting(expression string) string {
+	return asks(request("gpu.cleave.dev", fmt.Sprintf("selectors: [{cel: {expression: %q}}]", expression)))
+}
+
+// given is a request with parameters for a driver.
+func given(request, driver, parameters string) string {
+	return asks(request + ", config: [{opaque: {driver: " + driver + ", parameters: {" + parameters + "}}}]")
+}
+
+const shareConfig = "apiVersion: gpu.cleave.dev/v1alpha1, kind: ShareConfig, "
+
+// mistakesBed has the chart's policies, and a node of 8 H100 of which three are allocated.
+type mistakesBed struct {
+	*bed
+	kube kubernetes.Interface
+	said warnings
+}
+
+// TestMistakes: of each of the mistakes that people make, its author is told before the pod waits or runs without its GPUs: by the API
+// server with the chart's policies, by cleave validate without a cluster, and by cleave explain on it.
+func TestMistakes(t *testing.T) {
+	b := newMistakesBed(t)
+	for _, m := range mistakes {
+		t.Run(m.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "manifest.yaml")
+			must(t, os.WriteFile(path, []byte(m.manifest), 0o600))
+			b.server(t, m.manifest).want(t, "the API server", m.server)
+			command(t.Context(), "validate", "-f", path).want(t, "validate", m.validate)
+			if m.onNode.words != nil {
+				command(t.Context(), "validate", "-f", path, "--node-model", "hgx-h100").want(t, "validate on a node", m.onNode)
+			}
+			command(t.Context(), "explain", "-f", path, "-n", namespace, "--kubeconfig", b.kubeconfig).want(t, "explain", m.explain)
+		})
+	}
+}
+
+// want compares an answer with the one that it should be.
+func (a answer) want(t *testing.T, who string, want answer) {
+	t.Helper()
+	text := strings.Join(a.words, "\n")
+	wrong := a.code != want.code || len(want.words) == 0 && text != ""
+	for _, w := range want.words {
+		wrong = wrong || !strings.Contains(text, w)
+	}
+	if wrong {
+		t.Errorf("%s: code %d, want %d and %q; it says\n%s", who, a.code, want.code, want.words, text)
+	}
+}
+
+// command runs cleave.
+func command(ctx context.Context, args ...string) answer {
+	var out bytes.Buffer
+	code := cli.Run(ctx, commands.New("cleave"), args, &out, &out)
+	return answer{code, []string{out.String()}}
+}
+
+func newMistakesBed(t *testing.T) *mistakesBed {
+	t.Helper()
+	b := &mistakesBed{bed: newBed(t, "n1")}
+	config, err := b.control.RESTConfig()
+	must(t, err)
+	config.WarningHandler = &b.said
+	b.kube, err = kubernetes.NewForConfig(config)
+	must(t, err)
+	render := exec.CommandContext(t.Context(), bin("helm"), "template", "cleave", "../../deployments/helm/cleave", "--kube-version", "1.37.2",
+		"--show-only", "templates/admission-claims.yaml", "--show-only", "templates/admission-warnings.yaml")
+	policies, err := render.Output()
+	must(t, err)
+	client := workload.Client{Cluster: b.control, Kube: b.bed.kube}
+	_, err = client.Kubectl(t.Context(), string(policies), "apply", "-f", "-")
+	must(t, err)
+	for i, device := range b.wholeGPUs()[:3] {
+		_, err := client.Allocate(t.Context(), namespace, fmt.Sprint("holder-", i), workload.OneGPU("n1", device, false))
+		must(t, err)
+	}
+	// The API server takes some time to know policies.
+	must(t, workload.Until(t.Context(), "the policies to hold", func(context.Context) (bool, string, error) {
+		refused := b.server(t, asks(request("mps.cleave.dev", "count: 2")))
+		warned := b.server(t, pod("  containers: [{name: c, image: i}]\n", claims)+template(request("gpus.cleave.dev")))
+		return refused.code == 1 && len(warned.words) == 2, fmt.Sprint(refused, warned), nil
+	}))
+	return b
+}
+
+// wholeGPUs are the names of the node's whole GPUs.
+func (b *mistakesBed) wholeGPUs() (names []string) {
+	for _, s := range slicesOf(b.bed, "n1").Items {
+		for _, d := range s.Spec.Devices {
+			if *d.Attributes["type"].StringValue == "gpu" {
+				names = append(names, d.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// server is what the API server says of the objects of a manifest, as kubectl apply sends them, without their storage.
+func (b *mistakesBed) server(t *testing.T, manifest string) answer {
+	t.Helper()
+	a := answer{}
+	for document := range strings.SplitSeq(manifest, "---\n") {
+		of := &metav1.PartialObjectMetadata{}
+		must(t, yaml.Unmarshal([]byte(document), of))
+		body, err := yaml.YAMLToJSON([]byte(document))
+		must(t, err)
+		group, resource := b.kube.ResourceV1().RESTClient(), map[string]string{
+			"Pod": "pods", "ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates",
+		}[of.Kind]
+		if of.APIVersion == "v1" {
+			group = b.kube.CoreV1().RESTClient()
+		}
+		b.said = nil
+		err = group.Post().Namespace(namespace).Resource(resource).Param("dryRun", "All").Param("fieldValidation", "Strict").
+			SetHeader("Content-Type", "application/json").Body(body).Do(t.Context()).Error()
+		for _, w := range b.said {
+			a.words = append(a.words, "Warning: "+w)
+		}
+		if err != nil {
+			if apierrors.IsInternalError(err) {
+				t.Fatal(err)
+			}
+			a.code, a.words = 1, append(a.words, err.Error())
+		}
+	}
+	return a
+}
+
+// A claim that a user deletes while a pod has it stays until the pod has ended: kubectl delete waits, and says nothing.
+func TestMistakes_ClaimDeleted(t *testing.T) {
+	b := newBed(t, "n1")
+	b.startScheduler("{}")
+	b.addPods("user", "gpu.cleave.dev", 1)
+	b.scheduled(1)
+	must(t, b.kube.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "user-0", metav1.DeleteOptions{}))
+	for _, of := range []string{"claim", "pod"} {
+		command(t.Context(), "explain", of, "user-0", "-n", namespace, "--kubeconfig", b.kubeconfig).want(t, "explain "+of,
+			ok("being deleted"))
+	}
+}
