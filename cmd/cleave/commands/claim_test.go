@@ -16,6 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
+const publishing = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: default}\n" +
+	"rules: [{publish: {attributes: [dra.net/numaNode]}}]\n"
+
 // What is printed passes cleave validate, on a node where its classes are Cleave's; the recipe is one of them.
 func TestClaim(t *testing.T) {
 	recipe := strings.Split(recipeFile(t, "aligned"), "---\n")[0]
@@ -64,7 +67,11 @@ spec:
 			if err := os.WriteFile(file, []byte(got.stdout), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if checked := cleave(t, "validate", "-f", file, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
+			rules := filepath.Join(t.TempDir(), "policy.yaml") // with which the model has all attributes
+			if err := os.WriteFile(rules, []byte(publishing), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if checked := cleave(t, "validate", "-f", file, "-f", rules, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
 				t.Errorf("validate: %d, %s%s", checked.code, checked.stdout, checked.stderr)
 			}
 			asJSON := cleave(t, append([]string{"claim", "-o", "json"}, tt.args...)...)
