@@ -27,7 +27,7 @@ type PartitionAttribute string
 // AttributePreviousNUMANode is numaNode as it was called before resource.kubernetes.io/numaNode was a standard: other drivers that have no
 // release with the standard name publish it, dra-driver-cpu up to v0.2.0 (pkg/device/attributes.go) and dranet up to v1.4.0
 // (pkg/apis/attributes.go). No device has it unless a policy says so.
-const AttributePreviousNUMANode PartitionAttribute = "dra.net/numaNode"
+const AttributePreviousNUMANode = "dra.net/numaNode"
 
 // PartitionAttributes lists them. What DeviceClasses and cleave inspect need of every partition is not among them.
 func PartitionAttributes() []PartitionAttribute {

@@ -62,6 +62,15 @@ func TestConfiguration_Golden(t *testing.T) {
 	}
 }
 
+func TestConfiguration_NRI(t *testing.T) {
+	l, s := layout{"/var/lib/cleave-x"}, testState()
+	s.NRI = true
+	got := containerdConfiguration(l, s)
+	if socket := "\n  socket_path = \"/var/lib/cleave-x/run/nri/nri.sock\"\n"; !strings.Contains(got, socket) || strings.Contains(got, "[\"io.containerd.nri") {
+		t.Errorf("NRI is not served:\n%s", got)
+	}
+}
+
 // Nodes differ in name, addresses and where this program finds their files, and in nothing that the chart configures.
 func TestConfiguration_SeveralNodes(t *testing.T) {
 	l, s := layout{t.TempDir()}, testState()

@@ -16,6 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
+const publishing = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: default}\n" +
+	"rules: [{publish: {attributes: [dra.net/numaNode]}}]\n"
+
 // What is printed passes cleave validate, on a node where its classes are Cleave's; the recipe is one of them.
 func TestClaim(t *testing.T) {
 	recipe := strings.Split(recipeFile(t, "aligned"), "---\n")[0]
@@ -60,25 +63,35 @@ spec:
 			} else if !strings.Contains(got.stdout, tt.stdout) {
 				t.Errorf("%q is not in\n%s", tt.stdout, got.stdout)
 			}
-			file := filepath.Join(t.TempDir(), "claim.yaml")
-			if err := os.WriteFile(file, []byte(got.stdout), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if checked := cleave(t, "validate", "-f", file, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
-				t.Errorf("validate: %d, %s%s", checked.code, checked.stdout, checked.stderr)
-			}
-			asJSON := cleave(t, append([]string{"claim", "-o", "json"}, tt.args...)...)
-			fromJSON, fromYAML := &resourceapi.ResourceClaimTemplate{}, &resourceapi.ResourceClaimTemplate{}
-			if err := json.Unmarshal([]byte(asJSON.stdout), fromJSON); err != nil {
-				t.Fatal(err)
-			}
-			if err := yaml.UnmarshalStrict([]byte(got.stdout), fromYAML); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(fromYAML, fromJSON); diff != "" {
-				t.Errorf("as JSON (-YAML +JSON):\n%s", diff)
-			}
+			checkClaim(t, tt.args, got.stdout)
 		})
+	}
+}
+
+// checkClaim checks that what was printed passes validate and is the same as JSON.
+func checkClaim(t *testing.T, args []string, printed string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "claim.yaml")
+	if err := os.WriteFile(file, []byte(printed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rules := filepath.Join(t.TempDir(), "policy.yaml") // with which the model has all attributes
+	if err := os.WriteFile(rules, []byte(publishing), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if checked := cleave(t, "validate", "-f", file, "-f", rules, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
+		t.Errorf("validate: %d, %s%s", checked.code, checked.stdout, checked.stderr)
+	}
+	asJSON := cleave(t, append([]string{"claim", "-o", "json"}, args...)...)
+	fromJSON, fromYAML := &resourceapi.ResourceClaimTemplate{}, &resourceapi.ResourceClaimTemplate{}
+	if err := json.Unmarshal([]byte(asJSON.stdout), fromJSON); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict([]byte(printed), fromYAML); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(fromYAML, fromJSON); diff != "" {
+		t.Errorf("as JSON (-YAML +JSON):\n%s", diff)
 	}
 }
 

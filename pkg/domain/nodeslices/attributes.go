@@ -60,8 +60,8 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	}
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
 	a.place(g, ds.view.Lists)
-	if previous := v1alpha1.AttributePreviousNUMANode; slices.Contains(ds.node.Offer(g).Publish.Attributes, string(previous)) {
-		a.number(resourceapi.QualifiedName(previous), g.NUMANode)
+	if slices.Contains(ds.node.Offer(g).Publish.Attributes, v1alpha1.AttributePreviousNUMANode) {
+		a.number(v1alpha1.AttributePreviousNUMANode, g.NUMANode)
 	}
 	if s.IsPartition() {
 		ds.lighten(a, s, &ds.node.Offer(g).Publish)

@@ -200,7 +200,7 @@ func (b *alignedBed) allocateAll(c *resourceapi.ResourceClaim) []resourceapi.Dev
 }
 
 // checkExplained checks that explain refuses the claim with a reason; with a constraint if the devices are there.
-func (b *alignedBed) checkExplained(text string, form *shortform.Form, c *resourceapi.ResourceClaim, constrained bool) string {
+func (b *alignedBed) checkExplained(asked string, form *shortform.Form, c *resourceapi.ResourceClaim, constrained bool) string {
 	b.Helper()
 	e := b.explain(AboutClaim(c))
 	found := slices.Concat(e.Causes, e.Limits)
@@ -208,7 +208,7 @@ func (b *alignedBed) checkExplained(text string, form *shortform.Form, c *resour
 		found = append(found, g.Causes...)
 	}
 	if e.State != Refused || len(found) == 0 {
-		b.Fatalf("%s: explain says %s with causes %v\n%s", text, e.State, found, b.state())
+		b.Fatalf("%s: explain says %s with causes %v\n%s", asked, e.State, found, b.state())
 	}
 	outcome := "other"
 	for i := range found {
@@ -216,19 +216,17 @@ func (b *alignedBed) checkExplained(text string, form *shortform.Form, c *resour
 			return "timeout" // the machine is busy
 		}
 		if found[i].Message == "" {
-			b.Errorf("%s: cause %s says nothing", text, found[i].Kind)
+			b.Errorf("%s: cause %s says nothing", asked, found[i].Kind)
 		}
 		if found[i].Kind == Constraint {
 			outcome = "constraint"
 		}
 	}
 	if constrained && (outcome != "constraint" || len(form.Conditions) == 0) {
-		b.Errorf("%s: its devices are free but for the conditions, and explain says\n%s\n%s", text, testText(b, e), b.state())
+		b.Errorf("%s: its devices are free but for the conditions, and explain says\n%s\n%s", asked, text(b.TB, e), b.state())
 	}
 	return outcome
 }
-
-func testText(b *alignedBed, e *Explanation) string { return text(b.TB, e) }
 
 // counts reports whether a form of whole GPUs fits, by counting what is free of each NUMA node, PCIe root and NVLink group.
 func (b *alignedBed) counts(form *shortform.Form) bool {

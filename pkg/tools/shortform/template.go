@@ -28,7 +28,7 @@ const (
 // v0.2.0 and dranet up to v1.4.0.
 const (
 	NUMANodeAttribute                                   = deviceattribute.StandardDeviceAttributeNUMANode
-	PreviousNUMANodeAttribute resourceapi.QualifiedName = "dra.net/numaNode"
+	PreviousNUMANodeAttribute resourceapi.QualifiedName = v1alpha1.AttributePreviousNUMANode
 )
 
 const nvlinkGroup = v1alpha1.Group + "/nvlinkGroup"
