@@ -35,7 +35,7 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing":                {nil, []string{"subcommand is needed: dashboard, explain, import, inspect, simulate, slices, validate, version", "'cleave --help'"}},
+		"nothing":                {nil, []string{"subcommand is needed: advise, dashboard, explain, import, inspect, repack, simulate, slices, validate, version", "'cleave --help'"}},
 		"unknown subcommand":     {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
 		"misspelt subcommand":    {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
 		"flag before subcommand": {[]string{"--nope"}, []string{"--nope"}},
