@@ -63,7 +63,8 @@ func newAdvise() *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVarP(&f.format, "output", "o", "table", "table, json or yaml")
 	flags.StringVar(&f.prometheus.URL, "prometheus", "", "URL of Prometheus, such as that of kubectl port-forward")
-	flags.StringVar(&f.prometheus.Selector, "selector", "", `matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
+	flags.StringVar(&f.prometheus.Selector, "selector", "",
+		`matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
 	flags.DurationVar(&f.params.Since, "since", 7*24*time.Hour, "how long ago the figures begin")
 	flags.Float64Var(&f.params.Margin, "margin", 0.2, "what a device is to have beyond what was seen, as a part of that")
 	flags.DurationVar(&f.params.Seen, "seen", 24*time.Hour, "for how long a workload must have been seen")

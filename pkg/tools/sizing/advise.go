@@ -54,7 +54,8 @@ func kindsOf(nodes []*node) (kinds []Device) {
 		}
 	}
 	slices.SortFunc(kinds, func(a, b Device) int {
-		return cmp.Or(a.size-b.size, cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Multiprocessors, b.Multiprocessors), strings.Compare(a.Shape, b.Shape))
+		return cmp.Or(a.size-b.size, cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Multiprocessors, b.Multiprocessors),
+			strings.Compare(a.Shape, b.Shape))
 	})
 	return kinds
 }
@@ -151,8 +152,8 @@ func extras(shape string) string {
 	return ""
 }
 
-// follow gives all claims the devices that are advised: one after the other, the largest first, as if its pod were restarted. Whoever does not
-// fit keeps what it has. CPU, memory and affinities of pods are not looked at.
+// follow gives all claims the devices that are advised: one after the other, the largest first, as if its pod were restarted. Whoever
+// does not fit keeps what it has. CPU, memory and affinities of pods are not looked at.
 func follow(nodes []*node, held []*holding) error {
 	var moving []*holding
 	for _, h := range held {

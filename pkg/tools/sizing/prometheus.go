@@ -45,11 +45,12 @@ func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*F
 	f := &Figures{}
 	for _, q := range []struct {
 		to             *map[Key][]Point
-		metric, during string
+		metric, function string
 	}{{&f.Memory, memoryMetric, "max_over_time"}, {&f.Activity, activityMetric, "avg_over_time"}} {
-		query := fmt.Sprintf("max by (%s, %s, %s) (%s(%s{%s}[%s]))", namespaceLabel, claimLabel, deviceLabel, q.during, q.metric, p.Selector,
+		query := fmt.Sprintf("max by (%s, %s, %s) (%s(%s{%s}[%s]))", namespaceLabel, claimLabel, deviceLabel, q.function, q.metric, p.Selector,
 			model.Duration(params.Step))
-		value, warnings, err := promv1.NewAPI(client).QueryRange(ctx, query, promv1.Range{Start: now.Add(-params.Since), End: now, Step: params.Step})
+		during := promv1.Range{Start: now.Add(-params.Since), End: now, Step: params.Step}
+		value, warnings, err := promv1.NewAPI(client).QueryRange(ctx, query, during)
 		if err != nil {
 			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w", p.URL, q.metric, err)
 		}
