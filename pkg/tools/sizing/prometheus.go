@@ -44,7 +44,7 @@ func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*F
 	}
 	f := &Figures{}
 	for _, q := range []struct {
-		to             *map[Key][]Point
+		to               *map[Key][]Point
 		metric, function string
 	}{{&f.Memory, memoryMetric, "max_over_time"}, {&f.Activity, activityMetric, "avg_over_time"}} {
 		query := fmt.Sprintf("max by (%s, %s, %s) (%s(%s{%s}[%s]))", namespaceLabel, claimLabel, deviceLabel, q.function, q.metric, p.Selector,
