@@ -145,17 +145,23 @@ func capacityOf(driver string, d *resourceapi.Device, name string) int64 {
 	return c.Value.Value()
 }
 
-// complete gives whole GPUs the multiprocessors of the partition that takes all of one: they do not publish them.
+// complete gives whole GPUs the multiprocessors of the partition that takes all of one, as they do not publish them, and partitions of
+// one profile one size: at the end of a GPU they take fewer placement units.
 func (n *node) complete() {
-	most := map[string]int64{}
+	type shape struct{ product, name string }
+	most, sizes := map[string]int64{}, map[shape]int{}
 	for i, k := range n.kinds {
 		if d := &n.state.Model().Devices[i]; d.Size == n.state.Model().GPUs[d.GPU].Units && !k.shared {
 			most[k.Product] = max(most[k.Product], k.Multiprocessors)
 		}
+		of := shape{k.Product, k.Shape}
+		sizes[of] = max(sizes[of], k.size)
 	}
 	for i := range n.kinds {
-		if k := &n.kinds[i]; k.Shape == "gpu" {
+		k := &n.kinds[i]
+		if k.Shape == "gpu" {
 			k.Multiprocessors = most[k.Product]
 		}
+		k.size = sizes[shape{k.Product, k.Shape}]
 	}
 }
