@@ -16,8 +16,8 @@ func New(program string) *cobra.Command {
 	root := cli.NewRoot("cleave", "GPUs of a Kubernetes cluster, for people",
 		"cleave shows and explains the GPUs of a cluster whose nodes run Cleave's DRA driver, repacks them, checks manifests and\n"+
 			"policies, and imports and simulates them. What runs on nodes is cleave-node.",
-		newDashboard(), newInspect(), newExplain(), newCordon(), newUncordon(), newRepack(), newSlices(), newSimulate(), newClaim(),
-		newValidate(), newImport(), cli.NewNVMLProbe())
+		newDashboard(), newInspect(), newExplain(), newCordon(), newUncordon(), newRepack(), newAdvise(), newSlices(),
+		newSimulate(), newClaim(), newValidate(), newImport(), cli.NewNVMLProbe())
 	if strings.HasPrefix(filepath.Base(program), kubectlPrefix) {
 		asPlugin(root)
 	}

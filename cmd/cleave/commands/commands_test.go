@@ -35,7 +35,8 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing":                {nil, []string{"subcommand is needed: cordon, dashboard, explain, import, inspect, simulate, slices, uncordon, validate, version", "'cleave --help'"}},
+		"nothing": {nil, []string{"subcommand is needed: advise, claim, cordon, dashboard, explain, import, inspect, repack, simulate, slices, " +
+			"uncordon, validate, version", "'cleave --help'"}},
 		"unknown subcommand":     {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
 		"misspelt subcommand":    {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
 		"flag before subcommand": {[]string{"--nope"}, []string{"--nope"}},

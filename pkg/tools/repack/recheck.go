@@ -23,7 +23,8 @@ func (c *Cluster) Recheck(ctx context.Context, rest Step) (now Step, why string)
 		return Step{}, why
 	}
 	if !s.empty(ctx, g, rest.Cordon != "") {
-		return Step{}, fmt.Sprintf("the replacements would no longer leave %s of node %s, or would take another GPU that is whole", g.name(), g.on.name)
+		return Step{}, fmt.Sprintf("the replacements would no longer leave %s of node %s, or would take another GPU that is whole",
+			g.name(), g.on.name)
 	}
 	now = Step{Cordon: rest.Cordon, Frees: rest.Frees}
 	for i := range s.moves {

@@ -4,6 +4,7 @@ package repacking
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,8 +36,8 @@ type watched struct {
 // watch begins an attempt. The pod is that of the move, or there is none.
 func (r *Repacker) watch(ctx context.Context, m repack.Move) (*watched, error) {
 	w := &watched{Attempt: Attempt{Move: m, Began: time.Now()}, r: r, before: map[types.UID]bool{}, claims: map[string]types.UID{}}
-	pod, err := w.pod(ctx)
-	if err != nil || pod == nil {
+	pod, ok, err := w.pod(ctx)
+	if err != nil || !ok {
 		return w, err
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
@@ -46,11 +47,11 @@ func (r *Repacker) watch(ctx context.Context, m repack.Move) (*watched, error) {
 		w.Grace = time.Duration(*s) * time.Second
 	}
 	for _, name := range claimNames(pod) {
-		claim, err := r.claim(ctx, m.Namespace, name)
+		claim, ok, err := r.claim(ctx, m.Namespace, name)
 		if err != nil {
 			return nil, err
 		}
-		if claim != nil {
+		if ok {
 			w.claims[name] = claim.UID
 		}
 	}
@@ -58,31 +59,28 @@ func (r *Repacker) watch(ctx context.Context, m repack.Move) (*watched, error) {
 	return w, err
 }
 
-// pod is the pod to evict; nil if it is gone.
-func (w *watched) pod(ctx context.Context) (*corev1.Pod, error) {
-	pod, err := w.r.Client.CoreV1().Pods(w.Move.Namespace).Get(ctx, w.Move.Pod, metav1.GetOptions{})
+// pod is the pod to evict; false if it is gone.
+func (w *watched) pod(ctx context.Context) (pod *corev1.Pod, ok bool, err error) {
+	pod, err = w.r.Client.CoreV1().Pods(w.Move.Namespace).Get(ctx, w.Move.Pod, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get %s: %w", w.name(), err)
+		return nil, false, fmt.Errorf("get %s: %w", w.name(), err)
 	}
-	if pod.UID != w.Move.UID {
-		return nil, nil // another one of a StatefulSet
-	}
-	return pod, nil
+	return pod, pod.UID == w.Move.UID, nil // or another one of a StatefulSet
 }
 
-// claim is nil if it is gone.
-func (r *Repacker) claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	claim, err := r.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+// claim is a claim; false if it is gone.
+func (r *Repacker) claim(ctx context.Context, namespace, name string) (claim *resourceapi.ResourceClaim, ok bool, err error) {
+	claim, err = r.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get claim %s/%s: %w", namespace, name, err)
+		return nil, false, fmt.Errorf("get claim %s/%s: %w", namespace, name, err)
 	}
-	return claim, nil
+	return claim, true, nil
 }
 
 // claimNames are those of a pod as far as they are known: all of them, once it has a node.
@@ -125,15 +123,19 @@ func (w *watched) siblings(ctx context.Context, do func(*corev1.Pod)) error {
 // look reads what there is of the attempt.
 func (w *watched) look(ctx context.Context) (seen Seen, err error) {
 	seen.Refused = w.refused
-	if seen.Old, err = w.pod(ctx); err != nil {
+	pod, ok, err := w.pod(ctx)
+	if err != nil {
 		return seen, err
 	}
+	if ok {
+		seen.Old = pod
+	}
 	for name, uid := range w.claims {
-		claim, err := w.r.claim(ctx, w.Move.Namespace, name)
+		claim, ok, err := w.r.claim(ctx, w.Move.Namespace, name)
 		if err != nil {
 			return seen, err
 		}
-		seen.Held = seen.Held || claim != nil && claim.UID == uid && claim.Status.Allocation != nil
+		seen.Held = seen.Held || ok && claim.UID == uid && claim.Status.Allocation != nil
 	}
 	err = w.siblings(ctx, func(p *corev1.Pod) {
 		if !w.before[p.UID] {
@@ -141,24 +143,26 @@ func (w *watched) look(ctx context.Context) (seen Seen, err error) {
 		}
 	})
 	for i := range seen.New {
-		if err == nil {
-			seen.New[i].At, err = w.r.place(ctx, seen.New[i].Pod)
+		at, ok, placeErr := w.r.place(ctx, seen.New[i].Pod)
+		if ok {
+			seen.New[i].At = &at
 		}
+		err = errors.Join(err, placeErr)
 	}
 	seen.Now = time.Now()
 	return seen, err
 }
 
-// place is where a pod has its devices; nil as long as it has not all.
-func (r *Repacker) place(ctx context.Context, p *corev1.Pod) (*repack.Place, error) {
+// place is where a pod has its devices; false as long as it has not all.
+func (r *Repacker) place(ctx context.Context, p *corev1.Pod) (at repack.Place, ok bool, err error) {
 	if p.Spec.NodeName == "" {
-		return nil, nil
+		return at, false, nil
 	}
-	at := &repack.Place{Node: p.Spec.NodeName}
+	at.Node = p.Spec.NodeName
 	for _, name := range claimNames(p) {
-		claim, err := r.claim(ctx, p.Namespace, name)
-		if err != nil || claim == nil || claim.Status.Allocation == nil {
-			return nil, err
+		claim, ok, err := r.claim(ctx, p.Namespace, name)
+		if err != nil || !ok || claim.Status.Allocation == nil {
+			return at, false, err
 		}
 		for _, result := range claim.Status.Allocation.Devices.Results {
 			if result.Driver == r.Driver {
@@ -166,7 +170,7 @@ func (r *Repacker) place(ctx context.Context, p *corev1.Pod) (*repack.Place, err
 			}
 		}
 	}
-	return at, nil
+	return at, true, nil
 }
 
 // evict asks the Eviction API for the pod, after an Event of it: without one nobody could count evictions.

@@ -88,7 +88,7 @@ func (r *Repacker) Apply(ctx context.Context, advice *repack.Advice, most int) (
 		if err := r.permitted(ctx, len(step.Pods)); err != nil {
 			return done, err
 		}
-		r.Say("step %d of %d: %d pods", i+1, len(advice.Steps), len(step.Pods))
+		r.Say("step %d of %d", i+1, len(advice.Steps))
 		if err := r.step(ctx, step); err != nil {
 			return done, fmt.Errorf("step %d: %w", i+1, err)
 		}

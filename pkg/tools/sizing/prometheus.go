@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sizing
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/api"
+	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
+	"github.com/prometheus/common/model"
+)
+
+// Prometheus is where figures are.
+type Prometheus struct {
+	// URL is that of the server, without /api.
+	URL string
+	// Selector is matchers of labels for all series, such as cluster="a"; empty for none.
+	Selector string
+}
+
+// Metrics of the plugin, and labels by which their series belong to devices of claims.
+const (
+	memoryMetric   = "cleave_claim_memory_used_bytes"
+	activityMetric = "cleave_claim_sm_active_ratio"
+
+	namespaceLabel = "namespace"
+	claimLabel     = "dra_claim_name"
+	deviceLabel    = "dra_device_name"
+)
+
+// StepOf is how far apart figures of some time are: Prometheus answers with up to 11,000 points of a series, and fewer do.
+func StepOf(since time.Duration) time.Duration {
+	const points = 720
+	return max(time.Minute, (since / points).Truncate(time.Minute))
+}
+
+// Read asks for the figures up to now: of memory the most of each step, of activity its mean. A step without samples has no point.
+func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*Figures, error) {
+	client, err := api.NewClient(api.Config{Address: p.URL})
+	if err != nil {
+		return nil, fmt.Errorf("create a client for Prometheus at %s: %w", p.URL, err)
+	}
+	f := &Figures{}
+	for _, q := range []struct {
+		to               *map[Key][]Point
+		metric, function string
+	}{{&f.Memory, memoryMetric, "max_over_time"}, {&f.Activity, activityMetric, "avg_over_time"}} {
+		query := fmt.Sprintf("max by (%s, %s, %s) (%s(%s{%s}[%s]))", namespaceLabel, claimLabel, deviceLabel, q.function, q.metric, p.Selector,
+			model.Duration(params.Step))
+		during := promv1.Range{Start: now.Add(-params.Since), End: now, Step: params.Step}
+		value, warnings, err := promv1.NewAPI(client).QueryRange(ctx, query, during)
+		if err != nil {
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w", p.URL, q.metric, err)
+		}
+		matrix, ok := value.(model.Matrix)
+		if !ok {
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w: %T", p.URL, q.metric, errAnswer, value)
+		}
+		for _, w := range warnings {
+			f.Warnings = append(f.Warnings, "Prometheus warns: "+w)
+		}
+		*q.to = pointsOf(matrix)
+	}
+	return f, nil
+}
+
+// pointsOf are the points of all series.
+func pointsOf(matrix model.Matrix) map[Key][]Point {
+	found := map[Key][]Point{}
+	for _, series := range matrix {
+		key := Key{string(series.Metric[namespaceLabel]), string(series.Metric[claimLabel]), string(series.Metric[deviceLabel])}
+		for _, sample := range series.Values {
+			found[key] = append(found[key], Point{sample.Timestamp.Time(), float64(sample.Value)})
+		}
+	}
+	return found
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sizing
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+var errAnswer = errors.New("the answer is no matrix")
+
+// Print writes a line for each workload, and what would be gained.
+func (a *Advice) Print(w io.Writer) error {
+	var b strings.Builder
+	for _, p := range a.Problems {
+		fmt.Fprintf(&b, "PROBLEM: %s\n", p)
+	}
+	if len(a.Workloads) == 0 {
+		b.WriteString("No claim has devices.\n")
+	} else {
+		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "NAMESPACE\tWORKLOAD\tCLAIMS\tHAS\tSEEN\tMEMORY P50\tP95\tMAX\tSM P50\tP95\tMAX\tWOULD DO\tBECAUSE")
+		for i := range a.Workloads {
+			fmt.Fprintln(t, strings.Join(a.Workloads[i].row(), "\t"))
+		}
+		_ = t.Flush() // strings have room
+		fmt.Fprintf(&b, "\nNow %d of %d GPUs are free and whole, %d if all of this were followed.\n", a.WholeNow, a.GPUs, a.WholeThen)
+		fmt.Fprintf(&b, "Devices have %.0f%% more memory and multiprocessors than were seen in use in the last %.0f hours.\n",
+			100*a.Margin, a.Since)
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("print the advice: %w", err)
+	}
+	return nil
+}
+
+func (w *Workload) row() []string {
+	row := []string{w.Namespace, w.Workload, strconv.Itoa(w.Claims), w.Asked.Shape, strconv.FormatFloat(w.Hours, 'f', 1, 64) + "h"}
+	row = append(row, w.Memory.cells(gib)...)
+	row = append(row, w.Activity.cells(func(part float64) string { return fmt.Sprintf("%.0f%%", 100*part) })...)
+	do := "-"
+	if w.Suffices != nil {
+		do = w.Suffices.Shape
+	}
+	because := string(w.Verdict)
+	if w.Message != "" {
+		because += ": " + w.Message
+	}
+	return append(row, do, because)
+}
+
+// cells are a figure's, or dashes where there is none.
+func (f *Figure) cells(format func(float64) string) []string {
+	if f == nil {
+		return []string{"-", "-", "-"}
+	}
+	return []string{format(f.P50), format(f.P95), format(f.Max)}
+}
