@@ -314,6 +314,8 @@ func TestRender_InvalidValues(t *testing.T) {
 		"metrics: {podMonitor: {interval: often}}":                      "/metrics/podMonitor/interval",
 		"metrics: {grafanaDashboard: {labels: {grafana_dashboard: 1}}}": "/metrics/grafanaDashboard/labels/grafana_dashboard",
 		"networkPolicy: {apiServerPorts: [https]}":                      "/networkPolicy/apiServerPorts/0",
+		"notices: {sources: [ibm]}":                                     "/notices/sources/0",
+		"notices: {evictBefore: soon}":                                  "/notices/evictBefore",
 		"nodes: {match: [{label: gpu}]}":                                "/nodes/match/0",
 		"nodes: {tolerations: [{effect: Never}]}":                       "/nodes/tolerations/0/effect",
 		"deviceClasses: {timeslice: {enabled: false}}":                  "timeslice",

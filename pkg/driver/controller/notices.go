@@ -23,8 +23,11 @@ const (
 // noticeEvery is how often, while a notice is in force, claims without a report of it are looked for.
 const noticeEvery = 5 * time.Second
 
-// considerNotices decides what follows from notices about the node's machine, and reports what has changed.
-func (p *Plan) considerNotices(o *Observed) {
+// machine is the part of a plan about notices that the node's machine goes.
+type machine struct{ *Plan }
+
+// consider decides what follows from notices, and reports what has changed.
+func (p machine) consider(o *Observed) {
 	was := o.Memory.Notice
 	now, next := notices.Decide(was, o.Notices, o.NoticePolicy, o.Now)
 	p.Memory.Notice, p.Status.Notice, p.noticeAt = now, now, next
@@ -43,8 +46,8 @@ func (p *Plan) considerNotices(o *Observed) {
 	}
 }
 
-// noticeTaints are on all devices while a notice is in force.
-func (p *Plan) noticeTaints(node *policy.Node) []nodeslices.Taint {
+// taints are on all devices while a notice is in force.
+func (p machine) taints(node *policy.Node) []nodeslices.Taint {
 	d := &p.Memory.Notice
 	if !d.Holds() {
 		return nil

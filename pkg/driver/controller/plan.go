@@ -93,7 +93,7 @@ func Desired(o Observed) Plan {
 	p.considerConflicts(&o)
 	p.considerSpecs(&o)
 	p.considerLayoutProblems(&o)
-	p.considerNotices(&o)
+	machine{&p}.consider(&o)
 	p.considerRelease(&o)
 	p.scheduleWork(&o)
 	modes{&p}.consider(&o)

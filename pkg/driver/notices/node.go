@@ -25,7 +25,7 @@ var taints = map[string]signal{
 	"cloud.google.com/impending-node-termination":            {Reclaim, gcePreempted}, // GKE, and k8s-node-termination-handler (README)
 	"karpenter.sh/disrupted":                                 {Reclaim, 0},            // Karpenter from 1.0 on (pkg/apis/v1/taints.go)
 	"remediator.kubernetes.azure.com/unschedulable":          {Maintenance, 0},        // "Node auto-drain" of AKS
-	"remediator.aks.microsoft.com/unschedulable":             {Maintenance, 0},        // until 2024
+	"remediator.aks.microsoft.com/unschedulable":             {Maintenance, 0},        // its earlier name (release notes of AKS)
 	"cloudprovider.azure.microsoft.com/draining":             {Reclaim, azurePreempt}, // cloud-provider-azure, "spot-eviction"
 }
 
