@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
 )
 
@@ -34,7 +35,7 @@ func (b *bed) start(ctx context.Context, driver, program string, devices int, va
 	args = append([]string{"--mount", "--propagation", "slave", "bash", "-c", inRoom, program, "--kubeconfig=" + c.Kubeconfig(),
 		"--hostname-override=" + c.NodeName(), "--bind-address=127.0.0.1:0", "--v=4"}, args...)
 	cmd := exec.Command("unshare", args...) //nolint:noctx // it ends with the cluster
-	cmd.Env = slices.Concat(os.Environ(), c.Environment(), []string{"NRI=" + c.NRIDir(), "CDI=" + c.CDIDir(), "KUBELET=" + c.KubeletDir()}, variables)
+	cmd.Env = slices.Concat(os.Environ(), c.Environment(), []string{"NRI=" + cluster.NRIDir(c), "CDI=" + c.CDIDir(), "KUBELET=" + c.KubeletDir()}, variables)
 	dir, err := c.GuestDir(driver)
 	if err != nil {
 		return err

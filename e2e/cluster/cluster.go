@@ -92,7 +92,7 @@ func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "p
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
 
 // NRIDir has the socket nri.sock of containerd, with Options.NRI.
-func (c *Cluster) NRIDir() string { return c.layout.nriDir() }
+func NRIDir(c *Cluster) string { return c.layout.nriDir() }
 
 // ContainerRuntime is the socket at which containerd serves the CRI, on each node.
 func (c *Cluster) ContainerRuntime() string { return c.layout.containerdSocket() }

@@ -48,7 +48,7 @@ type Options struct {
 	// ControlPlane starts etcd and the API server alone: nodes are objects that no kubelet runs, and whoever starts the
 	// cluster runs schedulers.
 	ControlPlane bool
-	// NRI has containerd serve the Node Resource Interface, which DRA drivers of CPUs and network cards use, at Cluster.NRIDir.
+	// NRI has containerd serve the Node Resource Interface, which DRA drivers of CPUs and network cards use, at NRIDir.
 	NRI bool
 	// Environment is added to that of every component, as in "GOGC=400".
 	Environment []string

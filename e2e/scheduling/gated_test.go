@@ -18,7 +18,7 @@ import (
 )
 
 // slowDeletion has the API server keep the deletion of a pod waiting, from the call on that is sent to called until release is called.
-func (b *bed) slowDeletion() (called <-chan struct{}, release func()) {
+func (b priorityBed) slowDeletion() (called <-chan struct{}, release func()) {
 	b.t.Helper()
 	begun, released := make(chan struct{}, 1), make(chan struct{})
 	release = sync.OnceFunc(func() { close(released) })

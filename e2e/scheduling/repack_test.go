@@ -19,7 +19,7 @@ import (
 )
 
 // addReplica creates a pod of a ReplicaSet and its claim, as controllers do, which are not here.
-func (b *bed) addReplica(name, class string) {
+func (b *repackBed) addReplica(name, class string) {
 	b.t.Helper()
 	ctx := b.t.Context()
 	pods, claims := b.kube.CoreV1().Pods(namespace), b.kube.ResourceV1().ResourceClaims(namespace)
@@ -41,7 +41,7 @@ func (b *bed) addReplica(name, class string) {
 }
 
 // end deletes a pod with its claim.
-func (b *bed) end(name string) {
+func (b *repackBed) end(name string) {
 	b.t.Helper()
 	b.free(name)
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
@@ -58,7 +58,7 @@ func (b *bed) end(name string) {
 func errOf[T any](_ T, err error) error { return err }
 
 // place is where a pod got its device.
-func (b *bed) place(name string) repack.Place {
+func (b *repackBed) place(name string) repack.Place {
 	b.t.Helper()
 	claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
 	if err != nil || claim.Status.Allocation == nil {
@@ -70,7 +70,7 @@ func (b *bed) place(name string) repack.Place {
 
 // placedAsAdvised checks where the replacement of a pod is. Which of several places it has, other plugins decide; without
 // devices, earlier replacements decide which these are.
-func placedAsAdvised(b *bed, m repack.Move) {
+func placedAsAdvised(b *repackBed, m repack.Move) {
 	b.t.Helper()
 	got := b.place(m.Pod + "-again")
 	for _, p := range append([]repack.Place{m.To}, m.Or...) {
@@ -81,7 +81,7 @@ func placedAsAdvised(b *bed, m repack.Move) {
 	b.t.Errorf("replacement of %s is at %v, advised are %v %v", m.Pod, got, m.To, m.Or)
 }
 
-func (b *bed) cordon(node string, on bool) {
+func (b *repackBed) cordon(node string, on bool) {
 	b.t.Helper()
 	text := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
 	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
@@ -91,7 +91,7 @@ func (b *bed) cordon(node string, on bool) {
 var scattered = []string{"mig-1g.10gb.cleave.dev", "mig-2g.20gb.cleave.dev", "mig-1g.10gb.cleave.dev", "timeslice.cleave.dev", "mig-3g.40gb.cleave.dev"}
 
 // scatter creates replicas on all nodes and ends most of them. It returns how many are left.
-func (b *bed) scatter() (left int) {
+func (b *repackBed) scatter() (left int) {
 	b.t.Helper()
 	const replicas = 60
 	for i := range replicas {
@@ -117,7 +117,7 @@ func classOf(pod string) string {
 }
 
 // advice is what the program advises.
-func (b *bed) advice() *repack.Advice {
+func (b *repackBed) advice() *repack.Advice {
 	b.t.Helper()
 	out, err := exec.CommandContext(b.t.Context(), bin("cleave"), "repack", "-o", "json", "--kubeconfig", b.kubeconfig).Output()
 	must(b.t, err)
@@ -129,7 +129,7 @@ func (b *bed) advice() *repack.Advice {
 // TestRepack_Followed follows the advice of the program, with cleave-scheduler: each replacement gets the place that was
 // advised, whether the old pod still has its devices or not, and the GPUs are free afterwards.
 func TestRepack_Followed(t *testing.T) {
-	b := newBed(t, "n1", "n2", "n3")
+	b := &repackBed{bed: newBed(t, "n1", "n2", "n3")}
 	b.startScheduler("{}")
 	left := b.scatter()
 	advice := b.advice()

@@ -202,7 +202,7 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	case outcomeNarrowed, outcomeBusy, outcomeEvict:
 		return &framework.PreFilterResult{NodeNames: d.nodes()}, nil
 	case outcomeFull:
-		rejections.WithLabelValues(q.class, p.rejectedBy(ctx, among, q, specs)).Inc()
+		rejections.WithLabelValues(q.class, rejectedBy(ctx, p, among, q, specs)).Inc()
 		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, full(among))
 	default:
 		return nil, framework.NewStatus(framework.Skip)

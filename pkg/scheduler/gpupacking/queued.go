@@ -20,7 +20,7 @@ const (
 )
 
 // rejectedBy is what rejects a pod for which no node has room: topology, if it had room without the constraints of its claims.
-func (p *Plugin) rejectedBy(ctx context.Context, among eligible, q query, specs []*resourceapi.ResourceClaimSpec) string {
+func rejectedBy(ctx context.Context, p *Plugin, among eligible, q query, specs []*resourceapi.ResourceClaimSpec) string {
 	loose, constrained := make([]*resourceapi.ResourceClaimSpec, 0, len(specs)), false
 	for _, spec := range specs {
 		without := *spec
