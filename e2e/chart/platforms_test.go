@@ -137,7 +137,7 @@ func TestPlatforms_Settings(t *testing.T) {
 	if find(mustRender(t, platforms()["talos"]), "DaemonSet", "cleave-mps") != nil {
 		t.Error("Talos has an MPS supervisor")
 	}
-	objects := mustRender(t, platforms()["air-gap"]+"scheduler: {enabled: true}\ndashboard: {enabled: true}\nwebhook: {enabled: true, tls: {from: secret}}\n")
+	objects := mustRender(t, platforms()["air-gap"]+"scheduler: {enabled: true}\ndashboard: {enabled: true}\nrepack: {enabled: true}\nwebhook: {enabled: true, tls: {from: secret}}\n")
 	for component, w := range workloads(t, objects) {
 		spec := w.template.Spec
 		if !strings.HasPrefix(spec.Containers[0].Image, "registry.example.com/cleave") || len(spec.ImagePullSecrets) != 1 {

@@ -140,7 +140,7 @@ func (d device) Temperature() error {
 
 func (d device) PCIInfo() (nvml.PCIInfo, error) {
 	info, err := d.PCI()
-	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID, SubsystemID: info.SubsystemID}, err
 }
 
 func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
@@ -162,7 +162,7 @@ type links struct {
 
 func (l links) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
 	info, err := l.NVLinkRemotePCI(link)
-	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID, SubsystemID: info.SubsystemID}, err
 }
 
 func (l links) FabricInfo() (nvml.FabricInfo, error) {
