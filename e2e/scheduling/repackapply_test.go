@@ -131,6 +131,7 @@ func (b *repackBed) allowOne(down int) {
 		return
 	case b.exhausted.IsZero():
 		b.exhausted = time.Now()
+		return
 	case down > 0 || time.Since(b.exhausted) < 8*time.Second:
 		return
 	}
