@@ -153,6 +153,8 @@ func (c *churn) passPod(ctx context.Context, p Pod, manifest *corev1.Pod) (ran b
 		return false
 	case errors.Is(err, errEnded):
 		c.report.podEnded(c.pods.nameOf(name), p.Shape, created, err.Error())
+	case err != nil && manifest.Spec.SchedulingGroup != nil && c.report.isRefused(name):
+		// Made again, a pod of a PodGroup has the claims that it was refused for: they are the group's.
 	case err != nil:
 		c.report.violation("pod", "%s: %v", name, err)
 	default:

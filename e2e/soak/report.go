@@ -227,6 +227,13 @@ func (t *tally) podRefused(name string) {
 	t.refused[name] = true
 }
 
+// isRefused reports whether podRefused was called for a pod.
+func (t *tally) isRefused(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.refused[name]
+}
+
 // podEnded notes that containers of a pod, which was created at a time, ended before it was deleted.
 func (t *tally) podEnded(name string, shape Shape, created time.Time, how string) {
 	t.mu.Lock()

@@ -28,7 +28,7 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 	}
 	if result.ShareID == nil {
 		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: enable the feature gate DRAConsumableCapacity in the "+
-			"scheduler and the API server, then delete the pod: its claim does not change", result.Device)
+			"scheduler and the API server, then delete the claim with its pods: it does not change", result.Device)
 	}
 	sharing := d.offer.Sharing(d.shape)
 	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
