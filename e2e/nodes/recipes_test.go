@@ -100,7 +100,7 @@ func runnable(t *testing.T, raw []byte, copies int) (objects []any) {
 				continue
 			}
 			for range copies {
-				pod := found[i].Pod.DeepCopy()
+				pod := found[i].DeepCopy()
 				pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
 				if found[i].IsTemplate {
 					pod.Name = fmt.Sprintf("%s-%d", of.Name, len(objects))

@@ -22,7 +22,8 @@ const publishing = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetad
 // What is printed passes cleave validate, on a node where its classes are Cleave's; the recipe is one of them.
 func TestClaim(t *testing.T) {
 	recipe := strings.Split(recipeFile(t, "aligned"), "---\n")[0]
-	recipe = recipe[strings.Index(recipe, "apiVersion:"):]
+	_, recipe, _ = strings.Cut(recipe, "apiVersion:")
+	recipe = "apiVersion:" + recipe
 	tests := map[string]struct {
 		args         []string
 		stdout, note string

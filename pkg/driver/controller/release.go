@@ -31,7 +31,7 @@ func (e pausedError) Error() string {
 		"taken that back", string(e))
 }
 
-func (pausedError) Is(target error) bool { return target == ErrReleaseRequested } //nolint:errorlint // it is compared by errors.Is
+func (pausedError) Is(target error) bool { return target == ErrReleaseRequested }
 
 // requested is the request of the node's labels to release the driver; nil for none.
 func requested(node cluster.Node) error {

@@ -53,7 +53,8 @@ func (p *Plan) publishFirst(o *Observed) bool {
 // view returns the published inventory and the rest of the published state.
 func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
 	node := p.Offer
-	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), machine{p}.taints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete),
+	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), machine{p}.taints(node),
+		HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete),
 		modes{p}.taints(node, o))
 	for _, device := range o.Occupied {
 		taints = append(taints, nodeslices.Taint{Device: device, Key: nodeslices.TaintOccupied})

@@ -22,8 +22,8 @@ type aws struct {
 }
 
 const (
-	awsTokenHeader = "X-aws-ec2-metadata-token"
-	awsTokenTTL    = "21600" // seconds, the longest
+	awsTokenHeader = "X-aws-ec2-metadata-token" //nolint:gosec // the name of a header
+	awsTokenTTL    = "21600"                    // seconds, the longest
 	awsTokenFor    = 5 * time.Hour
 	maxToken       = 1024
 )

@@ -73,7 +73,8 @@ func Decide(was Decision, standing []Standing, p Policy, now time.Time) (Decisio
 		look(d.EvictAt)
 		d.Evict = !now.Before(d.EvictAt)
 	}
-	if was.Evict && p.EvictBefore > 0 && slices.ContainsFunc(inForce, func(s Standing) bool { return s.Source == was.Source && s.ID == was.ID }) {
+	same := func(s Standing) bool { return s.Source == was.Source && s.ID == was.ID }
+	if was.Evict && p.EvictBefore > 0 && slices.ContainsFunc(inForce, same) {
 		d.Evict = true
 	}
 	return d, next

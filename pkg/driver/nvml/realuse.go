@@ -31,7 +31,7 @@ func (u realUse) Processes() ([]gpu.Process, error) {
 	if err := check("nvmlDeviceGetGraphicsRunningProcesses", ret); err != nil && !lacking(err) {
 		return nil, err
 	}
-	all := append(compute, graphics...)
+	all := slices.Concat(compute, graphics)
 	if mps := "nvmlDeviceGetMPSComputeRunningProcesses_v3"; u.has(mps) {
 		served, ret := u.dev.GetMPSComputeRunningProcesses()
 		if err := check(mps, ret); err != nil && !lacking(err) {

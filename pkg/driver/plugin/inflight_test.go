@@ -131,7 +131,7 @@ func TestInflight_UnprepareWhilePreparing(t *testing.T) {
 						if (ctx.Err() != nil) != tt.waits {
 							t.Errorf("the context of the earlier call: got %v, want cancelled %t", ctx.Err(), tt.waits)
 						}
-						return nil, nil
+						return struct{}{}, nil
 					})
 				})
 				synctest.Wait()
@@ -157,7 +157,7 @@ func TestInflight_UnprepareGivesUp(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			_, _ = u.intercept(t.Context(), &drav1.NodePrepareResourcesRequest{Claims: claims},
-				&grpc.UnaryServerInfo{FullMethod: "/NodePrepareResources"}, func(context.Context, any) (any, error) { <-done; return nil, nil })
+				&grpc.UnaryServerInfo{FullMethod: "/NodePrepareResources"}, func(context.Context, any) (any, error) { <-done; return struct{}{}, nil })
 		}()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -165,7 +165,7 @@ func TestInflight_UnprepareGivesUp(t *testing.T) {
 		_, err := u.intercept(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims},
 			&grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"}, func(context.Context, any) (any, error) {
 				t.Error("it unprepares a claim that is being prepared")
-				return nil, nil
+				return struct{}{}, nil
 			})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want the error of the context", err)

@@ -44,7 +44,8 @@ func (c *NoticeConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--metadata-url %q is not of the form http://address", c.URL))
 	}
 	if c.Lead <= 0 || c.EvictBefore < 0 || c.EvictBefore > c.Lead {
-		errs = append(errs, fmt.Errorf("--notice-lead %s must be above zero, and --notice-evict-before %s between zero and it", c.Lead, c.EvictBefore))
+		errs = append(errs, fmt.Errorf("--notice-lead %s must be above zero, and --notice-evict-before %s between zero and it",
+			c.Lead, c.EvictBefore))
 	}
 	return errors.Join(errs...)
 }

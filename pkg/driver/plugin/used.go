@@ -39,8 +39,9 @@ type sampler struct {
 }
 
 func newSampler(s *service, hw *hardware) *sampler {
-	return &sampler{every: s.config.UsageEvery, inventory: hw.Session.Node, read: nvml.NewMeter(hw.Session).Read, records: s.engine.Ledger.Allocations,
-		owners: processes.Host().Owners, to: s.metrics.used, busy: map[gpu.PCIAddress]bool{}}
+	return &sampler{every: s.config.UsageEvery, inventory: hw.Session.Node, read: nvml.NewMeter(hw.Session).Read,
+		records: s.engine.Ledger.Allocations,
+		owners:  processes.Host().Owners, to: s.metrics.used, busy: map[gpu.PCIAddress]bool{}}
 }
 
 // run looks until ctx ends.

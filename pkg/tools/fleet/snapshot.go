@@ -165,8 +165,9 @@ func nodeOf(v *inspect.View) *Node {
 }
 
 func gpuOf(v *inspect.GPU) GPU {
-	g := GPU{Name: v.Name, Device: v.Device, UUID: v.UUID, Product: v.Product, Units: max(1, v.Slices), Free: v.FreeText(), Taints: taintsOf(v),
-		Use: Unused}
+	g := GPU{Name: v.Name, Device: v.Device, UUID: v.UUID, Product: v.Product, Units: max(1, v.Slices), Free: v.FreeText(),
+		Taints: taintsOf(v),
+		Use:    Unused}
 	for _, s := range v.Segments() {
 		g.Bars = append(g.Bars, barsOf(s, g.Units)...)
 		switch {

@@ -107,10 +107,11 @@ func (w *watched) siblings(ctx context.Context, do func(*corev1.Pod)) error {
 	pages.PageSize, pages.PageBufferSize = pageSize, 0
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
 		p, ok := o.(*corev1.Pod)
-		if owner := (*metav1.OwnerReference)(nil); ok {
-			if owner = metav1.GetControllerOf(p); owner != nil && owner.UID == w.controller {
-				do(p)
-			}
+		if !ok {
+			return nil
+		}
+		if owner := metav1.GetControllerOf(p); owner != nil && owner.UID == w.controller {
+			do(p)
 		}
 		return nil
 	})

@@ -20,7 +20,7 @@ func (r *Repacker) Serve(ctx context.Context, every time.Duration, most int) err
 		stop := (*Stop)(nil)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // it was asked to end
 		case err == nil:
 			surprises = 0
 			logger.V(2).Info("No step is left", "steps", done)

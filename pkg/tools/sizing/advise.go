@@ -31,7 +31,7 @@ func (c *Cluster) Advise(f *Figures, p Params) (*Advice, error) {
 		return nil, err
 	}
 	a.WholeThen = wholeOf(nodes)
-	a.Problems = append(c.problems, f.Warnings...)
+	a.Problems = slices.Concat(c.problems, f.Warnings)
 	return a, nil
 }
 
