@@ -284,12 +284,17 @@ var cannotRun = map[string]string{
 	"kubectl get events -A --field-selector reason=RepackEvicts":                                      "nothing is repacked here",
 	"kubectl cleave explain pod trainer":                                                              "a pod of the reader's",
 	"kubectl cleave inspect":                                                                          "the plugin of kubectl is not installed",
+	"kubectl cleave inspect NODE":                                                                     "the plugin of kubectl is not installed",
+	"kubectl cleave inspect NODE -o wide":                                                             "the plugin of kubectl is not installed",
+	"kubectl cleave inspect -o wide":                                                                  "the plugin of kubectl is not installed",
+	"kubectl cleave inspect -o json":                                                                  "the plugin of kubectl is not installed",
+	"kubectl get nodes -l nvidia.com/gpu.product=NVIDIA-L40S":                                         "what was done before, with GPU feature discovery",
 	"kubectl get pods -n cleave-system -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
-	"kubectl describe pod": "a name in a sentence; there may be no pod",
-	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":     "cleave import writes it",
-	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100": "cleave import writes it",
-	"cleave validate -f claim.yaml --node-model hgx-h100":                                     "a file of the reader's",
-	"cleave validate -f policies/ --policy-name inference --this-node":                        "the machine of the tests has no GPU",
+	"kubectl describe pod":                                                                            "a name in a sentence; there may be no pod",
+	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":             "cleave import writes it",
+	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100":         "cleave import writes it",
+	"cleave validate -f claim.yaml --node-model hgx-h100":                                             "a file of the reader's",
+	"cleave validate -f policies/ --policy-name inference --this-node":                                "the machine of the tests has no GPU",
 }
 
 // docsRun runs the commands of the documentation on a release: what reads as it stands, what changes something as a dry

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -165,10 +166,17 @@ func checkGPM(t *testing.T, lib gonvml.Interface, d device.Device) {
 		mustReturn(t, "GpmSampleAlloc", ret)
 		mustReturn(t, "GpmSampleGet", samples[i].Get(d))
 	}
-	get := &gonvml.GpmMetricsGetType{NumMetrics: 1, Sample1: samples[0], Sample2: samples[1]}
-	get.Metrics[0].MetricId = uint32(gonvml.GPM_METRIC_GRAPHICS_UTIL)
-	mustReturn(t, "GpmMetricsGet", lib.GpmMetricsGet(get))
-	if m := get.Metrics[0]; gonvml.Return(m.NvmlReturn) != gonvml.SUCCESS || m.Value <= 0 {
+	graphics := func() gonvml.GpmMetric {
+		get := &gonvml.GpmMetricsGetType{NumMetrics: 1, Sample1: samples[0], Sample2: samples[1]}
+		get.Metrics[0].MetricId = uint32(gonvml.GPM_METRIC_GRAPHICS_UTIL)
+		mustReturn(t, "GpmMetricsGet", lib.GpmMetricsGet(get))
+		return get.Metrics[0]
+	}
+	m := graphics()
+	for end := time.Now().Add(10 * time.Second); gonvml.Return(m.NvmlReturn) == gonvml.ERROR_UNKNOWN && time.Now().Before(end); m = graphics() {
+		mustReturn(t, "GpmSampleGet", samples[1].Get(d)) // until it is of another reading of the counters than the first
+	}
+	if gonvml.Return(m.NvmlReturn) != gonvml.SUCCESS || m.Value <= 0 {
 		t.Errorf("graphics utilisation %v, %v", m.Value, gonvml.Return(m.NvmlReturn))
 	}
 	for i := range samples {
