@@ -161,7 +161,7 @@ func TestLabels_RemovedAgain(t *testing.T) {
 			b.set("remover", map[string]string{productLabel: ""})
 		}
 		b.check("removed", "", 1, 0)
-		time.Sleep(labelInterval)
+		<-time.After(labelInterval)
 		synctest.Wait()
 		b.check("an interval later", "product=L4", 2, 0)
 	})
@@ -231,7 +231,7 @@ func TestLabels_Refused(t *testing.T) {
 		b.mu.Lock()
 		b.fails = nil
 		b.mu.Unlock()
-		time.Sleep(labelInterval)
+		<-time.After(labelInterval)
 		synctest.Wait()
 		b.check("later", "product=L4", 2, 0)
 	})

@@ -79,14 +79,14 @@ func TestWatcher(t *testing.T) {
 			t.Errorf("waited %s though each source was asked", took)
 		}
 		cloud.set(nil, Notice{ID: "spot", Kind: Reclaim})
-		time.Sleep(pollEvery)
+		<-time.After(pollEvery)
 		expect("spot", 2, 2)
 		cloud.set(errors.New("timeout"))
-		time.Sleep(5 * time.Minute)
+		<-time.After(5 * time.Minute)
 		expect("the cloud does not answer", 2, 2)
 		cloud.set(nil)
 		node.set(nil)
-		time.Sleep(settle + pollEvery)
+		<-time.After(settle + pollEvery)
 		expect("withdrawn", 0, 4)
 	})
 }
