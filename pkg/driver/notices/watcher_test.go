@@ -103,14 +103,14 @@ func TestWatcher_NoAnswer(t *testing.T) {
 			if took := time.Since(start); took > 3*time.Second {
 				t.Errorf("%s: waited %s", name, took)
 			}
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			if got := s.polls; got > 66 || len(w.Standing()) > 0 || changes > 0 {
 				t.Errorf("%s: asked %d times in an hour, %d notices, %d changes; want 66 at most, 0, 0", name, got, len(w.Standing()), changes)
 			}
 			s.set(nil)
-			time.Sleep(pollRarely + pollTimeout)
+			<-time.After(pollRarely + pollTimeout)
 			before := s.count()
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 			if got := s.count() - before; got < 29 {
 				t.Errorf("%s: asked %d times in a minute since it answers, want 29", name, got)
 			}

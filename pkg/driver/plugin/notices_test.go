@@ -99,13 +99,13 @@ func TestNoticed(t *testing.T) {
 		}{
 			{"nothing is known yet", func() {}, notices.Decision{}, nil, nil},
 			{"grace", func() {}, spot, []string{"Pod ns/train-pod NodeNotice", "ResourceClaim ns/train NodeNotice"}, nil},
-			{"again", func() { time.Sleep(10 * time.Second) }, spot, nil, []string{grace("train", "held", 10), inForce, deadline}},
+			{"again", func() { <-time.After(10 * time.Second) }, spot, nil, []string{grace("train", "held", 10), inForce, deadline}},
 			{"a late claim", func() { all = append(all, record("late", false)) }, spot,
 				[]string{"Pod ns/late-pod NodeNotice", "ResourceClaim ns/late NodeNotice"}, nil},
-			{"eviction", func() { time.Sleep(50 * time.Second) }, evict, []string{"Pod ns/late-pod NodeNotice", "Pod ns/train-pod NodeNotice",
+			{"eviction", func() { <-time.After(50 * time.Second) }, evict, []string{"Pod ns/late-pod NodeNotice", "Pod ns/train-pod NodeNotice",
 				"ResourceClaim ns/late NodeNotice", "ResourceClaim ns/train NodeNotice"}, nil},
 			{"one ends", func() { all = all[1:] }, evict, nil, nil},
-			{"longer", func() { time.Sleep(5 * time.Second) }, evict, nil,
+			{"longer", func() { <-time.After(5 * time.Second) }, evict, nil,
 				[]string{grace("late", "held", 55), grace("train", "released", 60), inForce, deadline}},
 			{"two of one name ended", func() { all = append(all, again) }, evict, []string{"ResourceClaim ns/train NodeNotice"},
 				[]string{grace("late", "held", 55), grace("train", "held", 0), grace("train", "released", 60), inForce, deadline}},
@@ -113,7 +113,7 @@ func TestNoticed(t *testing.T) {
 			{"reported once", func() {}, evict, nil, []string{grace("late", "held", 55), grace("train", "released", 0), inForce, deadline}},
 			{"long after", func() {
 				for range 13 {
-					time.Sleep(releasedFor / 12)
+					<-time.After(releasedFor / 12)
 					n.report(evict)
 				}
 			}, evict, nil, []string{grace("late", "held", 3955), inForce, deadline}},
