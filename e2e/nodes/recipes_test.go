@@ -281,7 +281,7 @@ func vllm(t *testing.T, ctx context.Context) {
 // teamQuota: the team gets what it has been given of each class, and no more, by claims and by extended resources.
 func teamQuota(t *testing.T, ctx context.Context) {
 	manifest := recipe(t, "team-quota", 1)
-	kubectl(t, ctx, manifest, "apply", "-f", "-")
+	kubectl(t, ctx, manifest, "apply", "-f", "-", "--namespace", team)
 	must(t, workload.Until(ctx, "the quota to be counted", func(ctx context.Context) (bool, string, error) {
 		q, err := env.kube.CoreV1().ResourceQuotas(team).Get(ctx, "gpus", metav1.GetOptions{})
 		return err == nil && len(q.Status.Hard) == len(q.Spec.Hard), fmt.Sprint(q.Status.Used), err
@@ -319,7 +319,7 @@ func teamQuota(t *testing.T, ctx context.Context) {
 	}
 	_, err := env.client.WaitRunning(ctx, team, "two")
 	must(t, err)
-	kubectl(t, ctx, manifest, "delete", "-f", "-")
+	kubectl(t, ctx, manifest, "delete", "-f", "-", "--namespace", team)
 	for _, p := range env.places {
 		p.waitHoldsNothing(t, ctx)
 	}

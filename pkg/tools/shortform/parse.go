@@ -202,7 +202,7 @@ func (p *parser) memory(words []string) error {
 	}
 	q, err := resource.ParseQuantity(withUnit(amount))
 	if err != nil || q.Sign() <= 0 {
-		return fmt.Errorf("%q: %s is not an amount: expected is one such as 40Gi", said, amount)
+		return fmt.Errorf("%q: %q is not an amount: expected is one such as 40Gi", said, amount)
 	}
 	const least = 1 << 20 // who writes 40 means GiB
 	if q.CmpInt64(least) < 0 {
