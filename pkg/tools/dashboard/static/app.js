@@ -190,7 +190,10 @@
   document.addEventListener('keydown', (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || help.open) return;
     if (e.target.matches('input, textarea')) {
-      if (e.key === 'Escape') e.target.blur();
+      if (e.key === 'Escape') {
+        e.preventDefault(); // which empties a search field, and the list would stay filtered
+        e.target.blur();
+      }
       if (e.key === 'ArrowDown') { e.preventDefault(); move(0); }
       return;
     }
