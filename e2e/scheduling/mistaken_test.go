@@ -25,7 +25,7 @@ var mistakes = []mistake{
 	{"more memory than a GPU has", asks(request(mps, "capacity: {requests: {memory: 100Gi}}")), ok(), fine,
 		bad("8 devices are too small: memory 100Gi requested, at most 79Gi available"),
 		bad("memory 100Gi requested, and no node has a device of class mps.cleave.dev with more than 79Gi", "1 of class mps.cleave.dev with up to cores 100, memory 79Gi on n1")},
-	{"more than all cores", asks(request(mps, "capacity: {requests: {cores: 150}}")), bad(denied, "have capacity cores, in percent of a GPU or partition: ask for 100 at most"),
+	{"more than all cores", asks(request(mps, "capacity: {requests: {cores: 150}}")), bad(denied, "asks for more than 100 cores: they are percent of a GPU or partition"),
 		bad("no GPU has more than 100"), answer{}, bad("no GPU has more than 100")},
 	{"two MPS shares in one request", asks(request(mps, "count: 2")), bad(denied, "can have one device only: a container can use those of one GPU"),
 		bad("class mps.cleave.dev gives one share a request"), answer{}, bad("class mps.cleave.dev gives one share a request")},
