@@ -71,7 +71,8 @@ var mistakes = []mistake{
 	{"a constraint that is misspelled", asks(request("gpu.cleave.dev", "count: 2") + ", constraints: [{matchAttribute: gpu.cleave.dev/nvlinkgroup}]"), ok(),
 		ok("note: ", "no device of Cleave has the attribute gpu.cleave.dev/nvlinkgroup: did you mean gpu.cleave.dev/nvlinkGroup?"), answer{},
 		bad("the constraint needs the attribute gpu.cleave.dev/nvlinkgroup, which no device has: did you mean gpu.cleave.dev/nvlinkGroup?")},
-	{"capacities that are misspelled", asks(request(mps, "capacity: {requests: {core: 25, mem: 20Gi}}")), ok("no device of Cleave has capacity core, mem"),
+	// CEL takes the names from a map, in any order.
+	{"capacities that are misspelled", asks(request(mps, "capacity: {requests: {core: 25, mem: 20Gi}}")), ok("no device of Cleave has capacity ", "core", "mem", "There are memory, cores and shares"),
 		ok("note: ", "requests[core]: no device of Cleave has this capacity: did you mean cores?", "requests[mem]: no device of Cleave has this capacity: did you mean memory?"),
 		bad("asks for the capacity core, which no device has: did you mean cores?"),
 		bad("asks for the capacity core, which no device has: did you mean cores?", "asks for the capacity mem, which no device has: did you mean memory?", "they have cores, memory, shares")},
