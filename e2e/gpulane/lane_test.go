@@ -18,7 +18,7 @@ import (
 )
 
 // maxSize is what the directory may have, in bytes.
-const maxSize = 60 << 20
+const maxSize = 62 << 20
 
 // laneTimeout bounds a run on a simulated node, which takes seconds.
 const laneTimeout = 5 * time.Minute
