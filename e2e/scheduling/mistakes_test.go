@@ -36,7 +36,7 @@ func ok(words ...string) answer { return answer{0, words} }
 // bad has complaints.
 func bad(words ...string) answer { return answer{1, words} }
 
-// mistake is a manifest, and what its author is told of it.
+// mistake is a manifest, and the answers that its author gets.
 type mistake struct {
 	name, manifest string
 	// server answers kubectl apply: a refusal, or warnings.

@@ -124,7 +124,7 @@ func (a *Attempt) beforeEviction(seen Seen, limits Limits) Decision {
 	case seen.Old == nil:
 		return halt(Changed, "%s is gone before it was evicted", a.name())
 	case seen.Old.DeletionTimestamp != nil:
-		return halt(Changed, "somebody else deletes %s", a.name())
+		return halt(Changed, "another client deletes %s", a.name())
 	case len(seen.New) > 0:
 		return halt(Changed, "%s created pod %s meanwhile", a.Move.Controller, seen.New[0].Pod.Name)
 	case seen.Refused != "" && seen.Now.Sub(a.Began) > limits.Eviction:

@@ -48,7 +48,7 @@ func TestNext(t *testing.T) {
 	}{
 		"begin":             {false, Seen{Old: old}, 0, Evict, "", ""},
 		"gone":              {false, Seen{}, 0, Halt, Changed, "pod ml/web-1 is gone"},
-		"deleted by others": {false, Seen{Old: ending}, 0, Halt, Changed, "somebody else deletes"},
+		"deleted by others": {false, Seen{Old: ending}, 0, Halt, Changed, "another client deletes"},
 		"scaled up":         {false, Seen{Old: old, New: []Replacement{replacement(nil)}}, 0, Halt, Changed, "created pod web-2"},
 		"budget":            {false, Seen{Old: old, Refused: "budget"}, 5 * time.Minute, Evict, "", "budget"},
 		"budget for ever":   {false, Seen{Old: old, Refused: "budget"}, 5*time.Minute + 1, Halt, Refused, "refused since 5m0s: budget"},

@@ -164,7 +164,7 @@ func number(word string) (count int64, counted bool, err error) {
 // set sets a number that a form can have once.
 func set(to *int64, count int64, said, what string) error {
 	if *to != 0 {
-		return fmt.Errorf("%q: %s are asked for twice: add the numbers up", said, what)
+		return fmt.Errorf("%q: %s are requested twice: add the numbers up", said, what)
 	}
 	*to = count
 	return nil
