@@ -37,6 +37,8 @@ type bed struct {
 	workload.Client
 	*release.Bed
 	values string
+	// metrics is the port of the plugin's metrics, on the network of the host.
+	metrics string
 }
 
 var tests = workload.Suite{
@@ -61,7 +63,8 @@ func setUp(ctx context.Context, client workload.Client) (err error) {
 	if err != nil {
 		return err
 	}
-	b.values = strings.NewReplacer("$port", strconv.Itoa(client.Cluster.APIServerPort()), "$metrics", strconv.Itoa(port),
+	b.metrics = strconv.Itoa(port)
+	b.values = strings.NewReplacer("$port", strconv.Itoa(client.Cluster.APIServerPort()), "$metrics", b.metrics,
 		"$kubelet", client.Cluster.KubeletDir(), "$cdi", client.Cluster.CDIDir(), "$mps", b.MPSDir, "$root", cmp.Or(os.Getenv("CLEAVE_GPU_DRIVER_ROOT"), "/")).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 driver: {root: $root}
@@ -73,7 +76,7 @@ plugin:
   env: [{name: KUBERNETES_SERVICE_HOST, value: 127.0.0.1}, {name: KUBERNETES_SERVICE_PORT, value: "$port"}]
 # The mode of the GPU is not ours to change here, nor is its time slice.
 mps: {dir: $mps, computeMode: keep, logVerbosity: 4}
-metrics: {port: $metrics}
+metrics: {port: $metrics, usageInterval: 1s}
 `)
 	return b.install(ctx)
 }
