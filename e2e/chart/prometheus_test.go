@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -40,7 +42,9 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 	exporter := httptest.NewServer(dcgm)
 	t.Cleanup(exporter.Close)
 	plugin := podOf(t, ctx, "plugin")
-	p := startPrometheus(t, ctx, tools, plugin.Status.PodIP+":8080", exporter.Listener.Addr().String())
+	rules := find(mustRender(t, `metrics: {prometheusRule: {enabled: true, gpuPricesPerHour: {NVIDIA H100 80GB HBM3: 2.5}}}`),
+		"PrometheusRule", "cleave").Object["spec"]
+	p := startPrometheus(t, ctx, tools, plugin.Status.PodIP+":8080", exporter.Listener.Addr().String(), rules)
 	p.eventually(t, ctx, `cleave_claim_duration_seconds_count{operation="prepare",outcome="ok",tier="mig"}`) // before there is any
 
 	names := map[string]string{"whole": "gpu.cleave.dev", "part": "mig-1g.10gb.cleave.dev", "slice-1": "timeslice.cleave.dev",
@@ -69,6 +73,29 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 		p.eventually(t, ctx, strings.NewReplacer("$__rate_interval", window, "$namespace", ".*").Replace(queries[title]))
 		t.Logf("%s: has data", title)
 	}
+	p.costs(t, ctx, queries)
+}
+
+// costs waits until the pods' namespace and the free GPUs cost together what the node's eight GPUs do: a whole GPU, a seventh of one, a
+// shared one, and one by MPS.
+func (p prometheus) costs(t *testing.T, ctx context.Context, queries map[string]string) {
+	t.Helper()
+	const panel = "Cost an hour by namespace"
+	namespaces := strings.ReplaceAll(queries[panel+" (1)"], "$namespace", ".*")
+	free := queries[panel+" (2)"]
+	must(t, workload.Until(ctx, "the costs of namespaces", func(ctx context.Context) (bool, string, error) {
+		used, err1 := p.query(ctx, namespaces)
+		rest, err2 := p.query(ctx, free)
+		if err := errors.Join(err1, err2); err != nil {
+			return false, "", err
+		}
+		if len(used) != 1 || len(rest) != 1 {
+			return false, fmt.Sprintf("%v, %v", used, rest), nil
+		}
+		sum := used[0].value() + rest[0].value()
+		return used[0].Metric["namespace"] == demo && used[0].value() > 2.5*(1+1./8) && used[0].value() < 2.5*4 && math.Abs(sum-8*2.5) < .01,
+			fmt.Sprintf("%v, %v", used, rest), nil
+	}))
 }
 
 // dashboardQueries are the queries of the dashboard by the panel's title and their place in it.
@@ -150,7 +177,8 @@ func waitDevice(t *testing.T, ctx context.Context, name string) *resourceapi.Res
 // prometheus is a server that scrapes every few seconds.
 type prometheus struct{ address string }
 
-func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter string) prometheus {
+// rules are groups of them.
+func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter string, rules any) prometheus {
 	t.Helper()
 	port, err := cluster.FreePort(ctx, "127.0.0.1")
 	must(t, err)
@@ -158,7 +186,8 @@ func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter 
 	dir := t.TempDir()
 	// As the chart's PodMonitor and dcgm-exporter's ServiceMonitor have it.
 	config := fmt.Sprintf(`
-global: {scrape_interval: 5s}
+global: {scrape_interval: 5s, evaluation_interval: 5s}
+rule_files: [rules.json]
 scrape_configs:
   - job_name: %[1]s/cleave-plugin
     honor_labels: true
@@ -167,6 +196,9 @@ scrape_configs:
     static_configs: [{targets: [%[3]q], labels: {node: node, namespace: gpu-operator, pod: dcgm-exporter-x}}]
 `, namespace, plugin, exporter)
 	must(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600))
+	groups, err := json.Marshal(rules) // which is YAML
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "rules.json"), groups, 0o600))
 	var log bytes.Buffer
 	command := exec.CommandContext(ctx, filepath.Join(tools, "prometheus"), "--config.file="+filepath.Join(dir, "prometheus.yml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address)

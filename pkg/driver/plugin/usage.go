@@ -32,6 +32,15 @@ type usageSource struct {
 	inventory func() *gpu.Node
 }
 
+// byUID are the records by claim.
+func (s *usageSource) byUID() map[types.UID]*records.Record {
+	found := map[types.UID]*records.Record{}
+	for _, r := range s.records() {
+		found[r.Claim.UID] = r
+	}
+	return found
+}
+
 // Descriptions. The labels of cleave_claim_info are spelled like those of dcgm-exporter, where it has them
 // (github.com/NVIDIA/dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go and internal/pkg/transformation/const.go).
 var (
@@ -39,7 +48,11 @@ var (
 		"1 for each device of a prepared claim and each pod that uses it, with labels that join metrics of dcgm-exporter.",
 		"UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "dra_claim_name", "dra_pool_name", "dra_device_name",
 		"dra_mig_device_uuid", "tier")
-	claimsDesc = usageDesc("cleave_claims",
+	claimRatioDesc = usageDesc("cleave_claim_allocated_ratio",
+		"Part of a GPU that is allocated to a claim, 0 to 1: of a partition its multiprocessors, of a share its memory; none where it is unknown.",
+		usedLabels[:len(usedLabels)-1]...)
+	gpuInfoDesc = usageDesc("cleave_gpu_info", "1 for each GPU, with its product name as the driver has it.", "gpu", "UUID", "product")
+	claimsDesc  = usageDesc("cleave_claims",
 		"Claims on the node: prepared, preparing (interrupted), or releasing (partitions remain).", "state")
 	devicesDesc   = usageDesc("cleave_devices", "Devices that are published.", "gpu", "tier")
 	allocatedDesc = usageDesc("cleave_devices_allocated", "Devices that are allocated to claims.", "gpu", "tier")
@@ -69,8 +82,9 @@ func usageDesc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (*usageCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{claimInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc, sharesDesc, sharesAllocatedDesc,
-		sharesFreeDesc, sharesFreeDefaultDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc, fragmentationDesc, taintsDesc} {
+	for _, d := range []*prometheus.Desc{claimInfoDesc, claimRatioDesc, gpuInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc, sharesDesc,
+		sharesAllocatedDesc, sharesFreeDesc, sharesFreeDefaultDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc,
+		fragmentationDesc, taintsDesc} {
 		to <- d
 	}
 }
@@ -101,8 +115,22 @@ func collectClaims(to chan<- prometheus.Metric, source *usageSource, all []*reco
 	for _, state := range []records.State{records.Prepared, records.Preparing, records.Releasing} {
 		send(to, claimsDesc, states[state], cmp.Or(string(state), "prepared"))
 	}
-	for _, a := range usage.Allocations(source.inventory(), all, source.pods) {
+	inventory := source.inventory()
+	for _, a := range usage.Allocations(inventory, all, source.pods) {
 		send(to, claimInfoDesc, 1, a.UUID, a.Instance, a.Profile, a.Namespace, a.Pod, a.Claim, a.Pool, a.Device, a.PartitionUUID, string(a.Tier))
+	}
+	if inventory == nil {
+		return
+	}
+	byUID := source.byUID()
+	for _, h := range usage.Holdings(inventory, all) {
+		if labels := labelsOf(byUID[h.Claim], h.Device, source.pods(h.Claim)); labels != nil && h.Part > 0 {
+			send(to, claimRatioDesc, h.Part, labels...)
+		}
+	}
+	for i := range inventory.GPUs {
+		g := &inventory.GPUs[i]
+		send(to, gpuInfoDesc, 1, g.PCI.DeviceName(), g.UUID, g.ProductName)
 	}
 }
 

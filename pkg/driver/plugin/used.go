@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -216,10 +215,7 @@ func (c *usedCollector) Collect(to chan<- prometheus.Metric) {
 	if source == nil {
 		return
 	}
-	byUID := map[types.UID]*records.Record{}
-	for _, r := range source.records() {
-		byUID[r.Claim.UID] = r
-	}
+	byUID := source.byUID()
 	for _, u := range c.used() {
 		if labels := labelsOf(byUID[u.Claim], u.Device, source.pods(u.Claim)); labels != nil {
 			collectUsed(to, &u, labels)
