@@ -31,6 +31,9 @@ type adviseFlags struct {
 	params         sizing.Params
 }
 
+// defaultAdvice is what advise does unless told otherwise.
+var defaultAdvice = sizing.Params{Since: 7 * 24 * time.Hour, Margin: 0.2, Seen: 24 * time.Hour}
+
 func newAdvise() *cobra.Command {
 	f := &adviseFlags{}
 	cmd := &cobra.Command{
@@ -65,9 +68,9 @@ func newAdvise() *cobra.Command {
 	flags.StringVar(&f.prometheus.URL, "prometheus", "", "URL of Prometheus, such as that of kubectl port-forward")
 	flags.StringVar(&f.prometheus.Selector, "selector", "",
 		`matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
-	flags.DurationVar(&f.params.Since, "since", 7*24*time.Hour, "how long ago the figures begin")
-	flags.Float64Var(&f.params.Margin, "margin", 0.2, "what a device is to have beyond what was seen, as a part of that")
-	flags.DurationVar(&f.params.Seen, "seen", 24*time.Hour, "for how long a workload must have been seen")
+	flags.DurationVar(&f.params.Since, "since", defaultAdvice.Since, "how long ago the figures begin")
+	flags.Float64Var(&f.params.Margin, "margin", defaultAdvice.Margin, "what a device is to have beyond what was seen, as a part of that")
+	flags.DurationVar(&f.params.Seen, "seen", defaultAdvice.Seen, "for how long a workload must have been seen")
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	return cmd

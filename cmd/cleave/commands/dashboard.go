@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
@@ -18,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/dashboard"
 	"github.com/cleave-dra/cleave/pkg/tools/fleet"
+	"github.com/cleave-dra/cleave/pkg/tools/sizing"
 )
 
 // dashboardFlags of `cleave dashboard`.
@@ -25,6 +28,7 @@ type dashboardFlags struct {
 	clientFlags
 	address, driver string
 	pods            bool
+	prometheus      sizing.Prometheus
 	served          dashboard.Config
 }
 
@@ -56,6 +60,9 @@ func newDashboard() *cobra.Command {
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, for which it lists and watches pods")
+	flags.StringVar(&f.prometheus.URL, "prometheus", "", "URL of Prometheus, for what claims use and the page with advice; empty for neither")
+	flags.StringVar(&f.prometheus.Selector, "prometheus-selector", "",
+		`matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
 	service.AddFlags(flags)
 	return cmd
 }
@@ -64,7 +71,27 @@ func (f *dashboardFlags) check() error {
 	if f.address == "" {
 		return errors.New("--address is not set")
 	}
+	if f.prometheus.Selector != "" && f.prometheus.URL == "" {
+		return errors.New("--prometheus-selector needs --prometheus")
+	}
+	if u, err := url.Parse(f.prometheus.URL); err != nil || f.prometheus.URL != "" && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		return fmt.Errorf("--prometheus %q is not a URL such as http://prometheus.monitoring:9090", f.prometheus.URL)
+	}
 	return nodeslices.CheckDriverName(f.driver)
+}
+
+// figures are those in Prometheus.
+type figures struct {
+	*sizing.Prometheus
+	client kubernetes.Interface
+	driver string
+}
+
+// Advise gives the advice of `cleave advise` with its defaults.
+func (f *figures) Advise(ctx context.Context) (*sizing.Advice, error) {
+	a := adviseFlags{driver: f.driver, prometheus: *f.Prometheus, params: defaultAdvice}
+	a.params.Step = sizing.StepOf(a.params.Since)
+	return a.advise(ctx, f.client, time.Now())
 }
 
 // run watches the cluster and serves until ctx ends.
@@ -83,6 +110,9 @@ func (f *dashboardFlags) run(ctx context.Context) error {
 	}})
 	if err != nil {
 		return err
+	}
+	if f.prometheus.URL != "" {
+		f.served.Figures = &figures{&f.prometheus, client, f.driver}
 	}
 	server, err := dashboard.New(source, f.served)
 	if err != nil {

@@ -22,7 +22,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 	var shown []*fleet.Claim
 	for _, pending := range []bool{true, false} {
 		for _, c := range shot.Claims {
-			if c.Allocated != pending && q.matches(claimText(shot, c)) {
+			if c.Allocated != pending && q.matches(r.claimText(shot, c)) {
 				shown = append(shown, c)
 			}
 		}
@@ -33,7 +33,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 			continue
 		}
 		id := "claim-" + c.Namespace + "-" + c.UID
-		row, version := r.claimRow(shot, id, c), c.Version
+		row, version := r.claimRow(shot, id, c), r.version(c.Version)
 		if !c.Allocated && i < mostReasons {
 			row.AppendChild(el("p", class("why"), r.why(c.Key(), shot.Version)))
 			version = 0 // the reason may change
@@ -41,7 +41,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 		rows.items = append(rows.items, fragment{id, markup(row), version})
 	}
 	return &page{title: "Claims", section: "Claims", root: "./", parts: []part{
-		one("notices", 0, notices(shot)),
+		one("notices", 0, r.notices(shot)),
 		{fixed: filterForm(q.text, "Filter claims, namespaces, classes, nodes, pods", el("a", attr{"href", "?q=is:pending"}, "pending"))},
 		one("count", 0, el("p", class("count"), attr{"role", "status"}, count(len(shown), len(shot.Claims), "claim", "claims"))),
 		{list: rows, frame: func(items []*html.Node, id string) *html.Node {
@@ -64,13 +64,16 @@ func claimState(c *fleet.Claim) string {
 }
 
 // claimText is the text that the filter searches.
-func claimText(shot *fleet.Snapshot, c *fleet.Claim) string {
+func (r *renderer) claimText(shot *fleet.Snapshot, c *fleet.Claim) string {
 	words := []string{c.Key(), "ns:" + c.Namespace, "is:" + claimState(c)}
 	if !c.Allocated {
 		words = append(words, "is:pending")
 	}
 	if c.ExtendedResources {
 		words = append(words, "is:extended")
+	}
+	if _, idle := r.idleSince(c); idle {
+		words = append(words, "is:idle")
 	}
 	for _, request := range c.Requests {
 		words = append(words, request.Asks...)
@@ -102,11 +105,14 @@ func (r *renderer) claimRow(shot *fleet.Snapshot, id string, c *fleet.Claim) *ht
 	if !c.Allocated {
 		add(where, []any{el("span", "waits for ", since(c.Created))})
 	}
+	badges := el("span", class("badges"), el("span", class("badge", "state-"+state), state))
+	if at, idle := r.idleSince(c); idle {
+		badges.AppendChild(el("span", class("badge"), "idle ", since(at)))
+	}
 	return el("li", attr{"id", id}, class("row", "claim-row", "is-"+state),
 		el("span", class("name"), r.claimLink(c.Key(), "./"), el("small", podsText(c))),
 		el("span", class("asks"), asks(c)),
-		where,
-		el("span", class("badges"), el("span", class("badge", "state-"+state), state)))
+		where, badges)
 }
 
 // deviceText is GPU3, or GPU3 with the part of it: "GPU3 mig-19-0".
@@ -165,8 +171,8 @@ func (r *renderer) claimPage(shot *fleet.Snapshot, namespace, name string) (*pag
 		return nil, err
 	}
 	p := &page{title: c.Key(), section: "Claims", root: "../../", parts: []part{
-		one("notices", 0, notices(shot)),
-		one("claim", c.Version, r.claimHead(shot, c)),
+		one("notices", 0, r.notices(shot)),
+		one("claim", r.version(c.Version), r.claimHead(shot, c)),
 	}}
 	if !c.Allocated {
 		p.parts = append(p.parts, one("explanation", 0, r.explanation(c.Key(), shot.Version)))
@@ -201,7 +207,7 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 			access = "admin access"
 		}
 		node := el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)
-		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, access})
+		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, r.usedOf(c.Key(), d.Device).String(), access})
 	}
 	columns := []string{"Request", "Class"}
 	if c.ExtendedResources {
@@ -209,7 +215,7 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 	}
 	add(head, []any{el("h2", "Requests"), table(columns, requests)})
 	if devices != nil {
-		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "GPU", "Device", "UUID", ""}, devices)})
+		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "GPU", "Device", "UUID", "Uses", ""}, devices)})
 	}
 	return head
 }

@@ -22,7 +22,7 @@ func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
 		return nil, fmt.Errorf("no node %q with GPUs of this driver: %w", name, fleet.ErrUnknown)
 	}
 	n := shot.Nodes[at]
-	p := &page{title: name, section: "Nodes", root: "../", parts: []part{one("notices", 0, notices(shot))}}
+	p := &page{title: name, section: "Nodes", root: "../", parts: []part{one("notices", 0, r.notices(shot))}}
 	view, err := r.source.View(name)
 	if err != nil { // the pool is being published: n says so
 		p.parts = append(p.parts, one("node", n.Version, nodeHead(n, nil)))
@@ -33,7 +33,7 @@ func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
 	for i := range view.GPUs {
 		section := r.gpuSection(&view.GPUs[i], n)
 		section.Attr = append(section.Attr, html.Attribute{Key: "id", Val: "gpu-" + view.GPUs[i].Device})
-		gpus.items = append(gpus.items, fragment{"gpu-" + view.GPUs[i].Device, markup(section), n.Version})
+		gpus.items = append(gpus.items, fragment{"gpu-" + view.GPUs[i].Device, markup(section), r.version(n.Version)})
 	}
 	p.parts = append(p.parts, part{list: gpus}, one("topology", 0, topology(view)))
 	return p, nil
@@ -135,10 +135,10 @@ func barTitle(b *fleet.Bar) string {
 // allocations are the claims on a GPU; nil without any.
 func (r *renderer) allocations(g *inspect.GPU) *html.Node {
 	var rows [][]any
-	add := func(shape, state string, c *inspect.Claim) {
-		cells := []any{shape, state, "–", "", ""}
+	add := func(shape, device, state string, c *inspect.Claim) {
+		cells := []any{shape, state, "–", "", "", ""}
 		if c != nil {
-			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), c.Details()}
+			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), r.usedOf(c.Claim, device).String(), c.Details()}
 		}
 		rows = append(rows, cells)
 	}
@@ -149,31 +149,37 @@ func (r *renderer) allocations(g *inspect.GPU) *html.Node {
 			if shape.Claims[j].AdminAccess {
 				state = "admin access"
 			}
-			add(shape.String(), state, &shape.Claims[j])
+			add(shape.String(), shape.Device, state, &shape.Claims[j])
 		}
 	}
 	for i := range g.Partitions {
 		if part := &g.Partitions[i]; len(part.Claims) == 0 {
-			add(part.Profile+" at "+strconv.Itoa(part.Placement.Start), part.State.String(), nil)
+			add(part.Profile+" at "+strconv.Itoa(part.Placement.Start), "", part.State.String(), nil)
 		}
 	}
 	if rows == nil {
 		return nil
 	}
-	return table([]string{"Shape", "State", "Claim", "Pods", "Details"}, rows)
+	return table([]string{"Shape", "State", "Claim", "Pods", "Uses", "Details"}, rows)
 }
 
-// table has a row for each of rows. On a narrow screen each cell is a line with the name of its column; one without content is left out.
+// table has a row for each of rows, and leaves out columns without content. On a narrow screen each cell is a line with the name of its
+// column; one without content is left out.
 func table(header []string, rows [][]any) *html.Node {
 	head := el("tr")
-	for _, h := range header {
-		head.AppendChild(el("th", attr{"scope", "col"}, h))
+	empty := func(i int) bool { return !slices.ContainsFunc(rows, func(cells []any) bool { return cells[i] != "" }) }
+	for i, h := range header {
+		if !empty(i) {
+			head.AppendChild(el("th", attr{"scope", "col"}, h))
+		}
 	}
 	body := el("tbody")
 	for _, cells := range rows {
 		row := el("tr")
 		for i, cell := range cells {
-			row.AppendChild(el("td", attr{"data-label", header[i]}, cell))
+			if !empty(i) {
+				row.AppendChild(el("td", attr{"data-label", header[i]}, cell))
+			}
 		}
 		body.AppendChild(row)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/tools/fleet"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/sizing"
 )
 
 // drawn are the states of bars without a claim, for the legend.
@@ -30,6 +31,9 @@ type renderer struct {
 	source  Source
 	palette palette
 	reasons *reasons
+	// used is what claims use, advice what would suffice; nil without figures.
+	used   *newest[map[inspect.UsedKey]inspect.Used]
+	advice *newest[*sizing.Advice]
 
 	mu   sync.Mutex
 	rows map[string]row // by node

@@ -68,13 +68,16 @@ func one(id string, version uint64, n *html.Node) part {
 	return part{single: &fragment{id, markup(n), version}}
 }
 
-// sections of the navigation.
-var sections = []struct{ name, path string }{{"Nodes", ""}, {"Claims", "claims"}}
+// sections of the navigation, the last with figures.
+var sections = []struct{ name, path string }{{"Nodes", ""}, {"Claims", "claims"}, {"Advice", "advice"}}
 
 // document is the whole page.
-func (p *page) document(build, live string) *html.Node {
+func (p *page) document(build, live string, figures bool) *html.Node {
 	nav := el("nav", attr{"aria-label", "Pages"})
 	for _, s := range sections {
+		if s.path == "advice" && !figures {
+			continue
+		}
 		current := ""
 		if s.name == p.section {
 			current = "page"

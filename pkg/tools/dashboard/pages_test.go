@@ -108,7 +108,7 @@ func TestPages_HostileNames(t *testing.T) {
 		for name, p := range map[string]*page{"overview": s.pages.overview(shot, query{page: 1, text: evil}), "node": node,
 			"claims": s.pages.claimsPage(shot, query{page: 1}), "claim": {parts: []part{one("claim", 1, s.pages.claimHead(shot, shot.Claims[0]))}, title: evil}} {
 			var b strings.Builder
-			if err := writeDocument(&b, p.document("b", "l")); err != nil {
+			if err := writeDocument(&b, p.document("b", "l", false)); err != nil {
 				t.Fatal(err)
 			}
 			walk(t, b.String(), func(n *html.Node) { checkElement(t, fmt.Sprintf("%s with %q", name, evil), n) })
@@ -155,7 +155,7 @@ func isBelow(address string) bool {
 	if strings.HasPrefix(address, "/") || strings.Contains(rest, "..") && !strings.Contains(rest, "..%2F") {
 		return false
 	}
-	for _, start := range []string{"?", "nodes/", "claims", "static/"} {
+	for _, start := range []string{"?", "nodes/", "claims", "advice", "static/"} {
 		if strings.HasPrefix(rest, start) {
 			return true
 		}

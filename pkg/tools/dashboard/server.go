@@ -47,6 +47,8 @@ type Config struct {
 	Hosts []string
 	// MaxStreams bounds live pages, MaxConnections all connections; zero for defaults.
 	MaxStreams, MaxConnections int
+	// Figures of claims; nil if there are none.
+	Figures Figures
 }
 
 // Bounds.
@@ -84,6 +86,9 @@ func New(source Source, config Config) (*Server, error) {
 	}
 	s := &Server{config: config, source: source, streams: make(chan struct{}, config.MaxStreams),
 		pages: &renderer{source: source, reasons: newReasons(source.Explain), rows: map[string]row{}}}
+	if config.Figures != nil {
+		s.pages.use(config.Figures)
+	}
 	hash := sha256.New()
 	err := fs.WalkDir(static, "static", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -113,6 +118,10 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	var wg sync.WaitGroup
 	defer func() { stop(); wg.Wait() }()
 	wg.Go(func() { s.pages.reasons.run(ctx) })
+	if s.config.Figures != nil {
+		wg.Go(func() { s.pages.used.run(ctx) })
+		wg.Go(func() { s.pages.advice.run(ctx) })
+	}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(netutil.LimitListener(listener, s.config.MaxConnections)) }()
 	select {
@@ -149,7 +158,7 @@ func (s *Server) routes() http.Handler {
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /static/{file}", s.serveStatic)
-	for pattern, render := range map[string]func(*http.Request, *fleet.Snapshot) (*page, error){
+	pages := map[string]func(*http.Request, *fleet.Snapshot) (*page, error){
 		"GET /{$}": func(r *http.Request, shot *fleet.Snapshot) (*page, error) {
 			return s.pages.overview(shot, queryOf(r)), nil
 		},
@@ -162,7 +171,11 @@ func (s *Server) routes() http.Handler {
 		"GET /claims/{namespace}/{name}": func(r *http.Request, shot *fleet.Snapshot) (*page, error) {
 			return s.pages.claimPage(shot, r.PathValue("namespace"), r.PathValue("name"))
 		},
-	} {
+	}
+	if s.config.Figures != nil {
+		pages["GET /advice"] = func(_ *http.Request, shot *fleet.Snapshot) (*page, error) { return s.pages.advicePage(shot), nil }
+	}
+	for pattern, render := range pages {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.servePage(w, r, render) })
 	}
 	s.addAPI(mux)
@@ -214,7 +227,7 @@ func (s *Server) message(title, text string) *page {
 // document writes a page.
 func (s *Server) document(w http.ResponseWriter, r *http.Request, status int, p *page, live string) {
 	var b bytes.Buffer
-	if err := writeDocument(&b, p.document(s.build, live)); err != nil {
+	if err := writeDocument(&b, p.document(s.build, live, s.config.Figures != nil)); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

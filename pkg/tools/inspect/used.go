@@ -28,6 +28,14 @@ type Used struct {
 // idleBelow is the activity of a claim that is idle, in percent as they are printed.
 const idleBelow = 1
 
+// IdleSince is since when a claim does not use the device; false if it does, or that is not known.
+func (u *Used) IdleSince() (time.Time, bool) {
+	if u == nil || u.SMActive == nil || *u.SMActive*100 >= idleBelow || u.LastActive == nil {
+		return time.Time{}, false
+	}
+	return *u.LastActive, true
+}
+
 // String is such as "6144 MiB, SM 40%", or "0 MiB, idle since 2026-01-02 15:04 UTC"; empty if nothing is known.
 func (u *Used) String() string {
 	if u == nil {
@@ -37,11 +45,9 @@ func (u *Used) String() string {
 	if u.MemoryBytes != nil {
 		parts = append(parts, fmt.Sprintf("%d MiB", *u.MemoryBytes>>20))
 	}
-	switch {
-	case u.SMActive == nil:
-	case *u.SMActive*100 < idleBelow && u.LastActive != nil:
-		parts = append(parts, "idle since "+u.LastActive.UTC().Format("2006-01-02 15:04")+" UTC")
-	default:
+	if at, idle := u.IdleSince(); idle {
+		parts = append(parts, "idle since "+at.UTC().Format("2006-01-02 15:04")+" UTC")
+	} else if u.SMActive != nil {
 		parts = append(parts, fmt.Sprintf("SM %.0f%%", *u.SMActive*100))
 	}
 	return strings.Join(parts, ", ")

@@ -5,11 +5,15 @@ package sizing
 import (
 	"context"
 	"fmt"
+	"math"
+	"net/url"
 	"time"
 
 	"github.com/prometheus/client_golang/api"
 	promv1 "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // Prometheus is where figures are.
@@ -24,11 +28,22 @@ type Prometheus struct {
 const (
 	memoryMetric   = "cleave_claim_memory_used_bytes"
 	activityMetric = "cleave_claim_sm_active_ratio"
+	// lastActiveMetric is a Unix time.
+	lastActiveMetric = "cleave_claim_last_active_timestamp_seconds"
 
 	namespaceLabel = "namespace"
 	claimLabel     = "dra_claim_name"
 	deviceLabel    = "dra_device_name"
 )
+
+// name is the URL without a password: pages and logs show it.
+func (p *Prometheus) name() string {
+	u, err := url.Parse(p.URL)
+	if err != nil {
+		return "its URL"
+	}
+	return u.Redacted()
+}
 
 // StepOf is how far apart figures of some time are: Prometheus answers with up to 11,000 points of a series, and fewer do.
 func StepOf(since time.Duration) time.Duration {
@@ -40,7 +55,7 @@ func StepOf(since time.Duration) time.Duration {
 func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*Figures, error) {
 	client, err := api.NewClient(api.Config{Address: p.URL})
 	if err != nil {
-		return nil, fmt.Errorf("create a client for Prometheus at %s: %w", p.URL, err)
+		return nil, fmt.Errorf("create a client for Prometheus at %s: %w", p.name(), err)
 	}
 	f := &Figures{}
 	for _, q := range []struct {
@@ -52,11 +67,11 @@ func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*F
 		during := promv1.Range{Start: now.Add(-params.Since), End: now, Step: params.Step}
 		value, warnings, err := promv1.NewAPI(client).QueryRange(ctx, query, during)
 		if err != nil {
-			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w", p.URL, q.metric, err)
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w", p.name(), q.metric, err)
 		}
 		matrix, ok := value.(model.Matrix)
 		if !ok {
-			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w: %T", p.URL, q.metric, errAnswer, value)
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w: %T", p.name(), q.metric, errAnswer, value)
 		}
 		for _, w := range warnings {
 			f.Warnings = append(f.Warnings, "Prometheus warns: "+w)
@@ -64,6 +79,42 @@ func (p *Prometheus) Read(ctx context.Context, now time.Time, params Params) (*F
 		*q.to = pointsOf(matrix)
 	}
 	return f, nil
+}
+
+// Used is what claims use of their devices now.
+func (p *Prometheus) Used(ctx context.Context) (map[inspect.UsedKey]inspect.Used, error) {
+	client, err := api.NewClient(api.Config{Address: p.URL})
+	if err != nil {
+		return nil, fmt.Errorf("create a client for Prometheus at %s: %w", p.name(), err)
+	}
+	all := map[inspect.UsedKey]inspect.Used{}
+	for _, figure := range []struct {
+		metric string
+		note   func(u *inspect.Used, value float64)
+	}{
+		{memoryMetric, func(u *inspect.Used, v float64) { bytes := int64(v); u.MemoryBytes = &bytes }},
+		{activityMetric, func(u *inspect.Used, v float64) { u.SMActive = &v }},
+		{lastActiveMetric, func(u *inspect.Used, v float64) { at := time.UnixMilli(int64(v * 1000)).UTC(); u.LastActive = &at }},
+	} {
+		query := fmt.Sprintf("max by (%s, %s, %s) (%s{%s})", namespaceLabel, claimLabel, deviceLabel, figure.metric, p.Selector)
+		value, _, err := promv1.NewAPI(client).Query(ctx, query, time.Time{})
+		if err != nil {
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w", p.name(), figure.metric, err)
+		}
+		samples, ok := value.(model.Vector)
+		if !ok {
+			return nil, fmt.Errorf("ask Prometheus at %s for %s: %w: %T", p.name(), figure.metric, errAnswer, value)
+		}
+		for _, s := range samples {
+			if v := float64(s.Value); v >= 0 && !math.IsInf(v, 0) { // not for NaN
+				key := inspect.UsedKey{Claim: string(s.Metric[namespaceLabel] + "/" + s.Metric[claimLabel]), Device: string(s.Metric[deviceLabel])}
+				u := all[key]
+				figure.note(&u, v)
+				all[key] = u
+			}
+		}
+	}
+	return all, nil
 }
 
 // pointsOf are the points of all series.

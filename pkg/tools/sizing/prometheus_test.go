@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 func TestRead(t *testing.T) {
@@ -27,7 +29,7 @@ func TestRead(t *testing.T) {
 		"none":           {http.StatusOK, `{"status":"success","data":{"resultType":"matrix","result":[]}}`, 0, 0, ""},
 		"away":           {http.StatusServiceUnavailable, "", 0, 0, "ask Prometheus at http://127.0.0.1"},
 		"not Prometheus": {http.StatusOK, "<html>", 0, 0, "cleave_claim_memory_used_bytes"},
-		"another kind":   {http.StatusOK, `{"status":"success","data":{"resultType":"vector","result":[]}}`, 0, 0, "no matrix"},
+		"another kind":   {http.StatusOK, `{"status":"success","data":{"resultType":"vector","result":[]}}`, 0, 0, "another type"},
 		"refused":        {http.StatusBadRequest, `{"status":"error","errorType":"bad_data","error":"parse error"}`, 0, 0, "parse error"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,6 +59,33 @@ func TestRead(t *testing.T) {
 				t.Errorf("queries (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestUsed(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		value := map[string]string{
+			`max by (namespace, dra_claim_name, dra_device_name) (cleave_claim_memory_used_bytes{cluster="a"})`:             "1048576",
+			`max by (namespace, dra_claim_name, dra_device_name) (cleave_claim_sm_active_ratio{cluster="a"})`:               "0.004",
+			`max by (namespace, dra_claim_name, dra_device_name) (cleave_claim_last_active_timestamp_seconds{cluster="a"})`: "1772323200.5",
+		}[r.FormValue("query")]
+		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"vector","result":[
+			{"metric":{"namespace":"ml","dra_claim_name":"web-1","dra_device_name":"gpu"},"value":[1772330000,%q]},
+			{"metric":{"namespace":"ml","dra_claim_name":"web-2","dra_device_name":"gpu"},"value":[1772330000,"NaN"]}]}}`, value)
+	}))
+	defer server.Close()
+	used, err := (&Prometheus{URL: server.URL, Selector: `cluster="a"`}).Used(t.Context())
+	if err != nil || len(used) != 1 {
+		t.Fatalf("got %v, %v, want one claim", used, err)
+	}
+	u := used[inspect.UsedKey{Claim: "ml/web-1", Device: "gpu"}]
+	if got, want := u.String(), "1 MiB, idle since 2026-03-01 00:00 UTC"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	server.Close()
+	with := strings.Replace(server.URL, "http://", "http://reader:secret@", 1)
+	if _, err := (&Prometheus{URL: with}).Used(t.Context()); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v, want an error without the password", err)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 )
 
-var errAnswer = errors.New("the answer is no matrix")
+var errAnswer = errors.New("the answer is of another type")
 
 // Print writes a line for each workload, and what would be gained.
 func (a *Advice) Print(w io.Writer) error {
@@ -23,14 +23,12 @@ func (a *Advice) Print(w io.Writer) error {
 		b.WriteString("No claim has devices.\n")
 	} else {
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "NAMESPACE\tWORKLOAD\tCLAIMS\tHAS\tSEEN\tMEMORY P50\tP95\tMAX\tSM P50\tP95\tMAX\tWOULD DO\tBECAUSE")
+		fmt.Fprintln(t, strings.ToUpper(strings.Join(Columns(), "\t")))
 		for i := range a.Workloads {
-			fmt.Fprintln(t, strings.Join(a.Workloads[i].row(), "\t"))
+			fmt.Fprintln(t, strings.Join(a.Workloads[i].Cells(), "\t"))
 		}
 		_ = t.Flush() // strings have room
-		fmt.Fprintf(&b, "\nNow %d of %d GPUs are free and whole, %d if all of this were followed.\n", a.WholeNow, a.GPUs, a.WholeThen)
-		fmt.Fprintf(&b, "Devices have %.0f%% more memory and multiprocessors than were seen in use in the last %.0f hours.\n",
-			100*a.Margin, a.Since)
+		fmt.Fprintf(&b, "\n%s\n", a.Summary())
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("print the advice: %w", err)
@@ -38,7 +36,20 @@ func (a *Advice) Print(w io.Writer) error {
 	return nil
 }
 
-func (w *Workload) row() []string {
+// Summary says what would be gained.
+func (a *Advice) Summary() string {
+	return fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\n"+
+		"Devices have %.0f%% more memory and multiprocessors than were seen in use in the last %.0f hours.",
+		a.WholeNow, a.GPUs, a.WholeThen, 100*a.Margin, a.Since)
+}
+
+// Columns are the names of a workload's cells.
+func Columns() []string {
+	return []string{"Namespace", "Workload", "Claims", "Has", "Seen", "Memory p50", "p95", "max", "SM p50", "p95", "max", "Would do", "Because"}
+}
+
+// Cells are a workload in words.
+func (w *Workload) Cells() []string {
 	row := []string{w.Namespace, w.Workload, strconv.Itoa(w.Claims), w.Asked.Shape, strconv.FormatFloat(w.Hours, 'f', 1, 64) + "h"}
 	row = append(row, w.Memory.cells(gib)...)
 	row = append(row, w.Activity.cells(func(part float64) string { return fmt.Sprintf("%.0f%%", 100*part) })...)
