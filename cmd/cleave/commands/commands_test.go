@@ -45,6 +45,8 @@ func TestRun_UsageErrors(t *testing.T) {
 		"output":                 {[]string{"slices", "--output", "xml"}, []string{"--output", `"xml"`, "table, json, yaml"}},
 		"output, short":          {[]string{"slices", "-oxml"}, []string{"--output", `"xml"`}},
 		"flag without value":     {[]string{"slices", "--node-name"}, []string{"--node-name"}},
+		"Prometheus":             {[]string{"dashboard", "--prometheus", "prometheus:9090"}, []string{"--prometheus", "http://prometheus.monitoring:9090"}},
+		"selector alone":         {[]string{"dashboard", "--prometheus-selector", `a="b"`}, []string{"--prometheus-selector needs --prometheus"}},
 		"argument":               {[]string{"slices", "node-1"}, []string{`unexpected argument "node-1"`}},
 		// Newcomer 19.
 		"a node":                     {[]string{"inspect", "node-1"}, []string{`unexpected argument "node-1": for a node of the cluster, cleave inspect --from-cluster node-1`}},
