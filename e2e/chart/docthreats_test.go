@@ -13,17 +13,17 @@ import (
 
 var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)\(`)
 
-// testsOf maps the tests that make test runs to the texts of their packages' tests.
-func testsOf(t *testing.T) map[string]string {
+// testsOf maps the tests that make test-all runs, and on request those that need a GPU, to the texts of their packages' tests.
+func testsOf(t *testing.T, onGPUs bool) map[string]string {
 	t.Helper()
 	packages := map[string]string{} // directory -> text
 	names := map[string][]string{}  // directory -> tests
 	for _, root := range []string{"api", "cmd", "pkg", "e2e"} {
 		err := filepath.WalkDir(filepath.Join(source, root), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() && d.Name() == "realgpu" || !strings.HasSuffix(path, "_test.go") {
-				if err == nil && d.IsDir() && d.Name() == "realgpu" {
-					return fs.SkipDir // needs a GPU
-				}
+			if err == nil && d.IsDir() && d.Name() == "realgpu" && !onGPUs {
+				return fs.SkipDir
+			}
+			if err != nil || !strings.HasSuffix(path, "_test.go") {
 				return err
 			}
 			data, err := os.ReadFile(path)
@@ -52,7 +52,7 @@ func TestDocs_ThreatsAreTested(t *testing.T) {
 	if !found {
 		t.Fatal("SECURITY.md has no threat model")
 	}
-	tests, threats := testsOf(t), 0
+	tests, threats := testsOf(t, false), 0
 	for line := range strings.Lines(model) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || strings.HasPrefix(line, "| threat ") {
@@ -78,5 +78,25 @@ func TestDocs_ThreatsAreTested(t *testing.T) {
 	}
 	if threats < 25 {
 		t.Errorf("only %d threats were found", threats)
+	}
+}
+
+// TestDocs_ConformanceIsTested: what the list of AI conformance says of Cleave names tests that exist.
+func TestDocs_ConformanceIsTested(t *testing.T) {
+	tests, items := testsOf(t, true), 0
+	for line := range strings.Lines(string(readFile(t, filepath.Join(source, "docs", "ai-conformance.md")))) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if !strings.HasPrefix(line, "| `") || len(cells) < 4 {
+			continue
+		}
+		items++
+		for _, span := range codeSpan.FindAllStringSubmatch(cells[3], -1) {
+			if tests[span[1]] == "" {
+				t.Errorf("there is no test %s, which shows %s", span[1], cells[0])
+			}
+		}
+	}
+	if items < 9 {
+		t.Errorf("only %d items were found", items)
 	}
 }
