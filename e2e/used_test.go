@@ -55,9 +55,9 @@ func TestUsed_Tiers(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(burns)) {
 		b := burns[name]
-		s.waitFigure(ctx, name, "memory_used_bytes", "process", float64(b.memory))
-		s.waitFigure(ctx, name, "sm_active_ratio", b.source, float64(b.sm)/100)
-		s.waitFigure(ctx, name, "dram_active_ratio", b.source, float64(b.dram)/100)
+		s.plugin.waitFigure(ctx, name, "memory_used_bytes", "process", float64(b.memory))
+		s.plugin.waitFigure(ctx, name, "sm_active_ratio", b.source, float64(b.sm)/100)
+		s.plugin.waitFigure(ctx, name, "dram_active_ratio", b.source, float64(b.dram)/100)
 	}
 	s.eventually(ctx, "slice-2 to be idle, and slice-1 active", func(ctx context.Context) (bool, string, error) {
 		all, err := env.node.Metrics(ctx)
@@ -81,7 +81,7 @@ func TestUsed_Tiers(t *testing.T) {
 }
 
 // waitFigure waits until a figure of a pod's claim is within a tenth of what it is to be.
-func (s *space) waitFigure(ctx context.Context, pod, figure, source string, want float64) {
+func (s plugin) waitFigure(ctx context.Context, pod, figure, source string, want float64) {
 	s.Helper()
 	s.eventually(ctx, fmt.Sprintf("%s of %s to be %g", figure, pod, want), func(ctx context.Context) (bool, string, error) {
 		all, err := env.node.Metrics(ctx)

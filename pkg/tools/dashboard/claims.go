@@ -33,7 +33,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 			continue
 		}
 		id := "claim-" + c.Namespace + "-" + c.UID
-		row, version := r.claimRow(shot, id, c), r.version(c.Version)
+		row, version := r.claimRow(shot, id, c), r.figures.version(c.Version)
 		if !c.Allocated && i < mostReasons {
 			row.AppendChild(el("p", class("why"), r.why(c.Key(), shot.Version)))
 			version = 0 // the reason may change
@@ -41,7 +41,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 		rows.items = append(rows.items, fragment{id, markup(row), version})
 	}
 	return &page{title: "Claims", section: "Claims", root: "./", parts: []part{
-		one("notices", 0, r.notices(shot)),
+		one("notices", 0, r.figures.notices(shot)),
 		{fixed: filterForm(q.text, "Filter claims, namespaces, classes, nodes, pods", el("a", attr{"href", "?q=is:pending"}, "pending"))},
 		one("count", 0, el("p", class("count"), attr{"role", "status"}, count(len(shown), len(shot.Claims), "claim", "claims"))),
 		{list: rows, frame: func(items []*html.Node, id string) *html.Node {
@@ -72,7 +72,7 @@ func (r *renderer) claimText(shot *fleet.Snapshot, c *fleet.Claim) string {
 	if c.ExtendedResources {
 		words = append(words, "is:extended")
 	}
-	if _, idle := r.idleSince(c); idle {
+	if _, idle := r.figures.idleSince(c); idle {
 		words = append(words, "is:idle")
 	}
 	for _, request := range c.Requests {
@@ -106,7 +106,7 @@ func (r *renderer) claimRow(shot *fleet.Snapshot, id string, c *fleet.Claim) *ht
 		add(where, []any{el("span", "waits for ", since(c.Created))})
 	}
 	badges := el("span", class("badges"), el("span", class("badge", "state-"+state), state))
-	if at, idle := r.idleSince(c); idle {
+	if at, idle := r.figures.idleSince(c); idle {
 		badges.AppendChild(el("span", class("badge"), "idle ", since(at)))
 	}
 	return el("li", attr{"id", id}, class("row", "claim-row", "is-"+state),
@@ -171,8 +171,8 @@ func (r *renderer) claimPage(shot *fleet.Snapshot, namespace, name string) (*pag
 		return nil, err
 	}
 	p := &page{title: c.Key(), section: "Claims", root: "../../", parts: []part{
-		one("notices", 0, r.notices(shot)),
-		one("claim", r.version(c.Version), r.claimHead(shot, c)),
+		one("notices", 0, r.figures.notices(shot)),
+		one("claim", r.figures.version(c.Version), r.claimHead(shot, c)),
 	}}
 	if !c.Allocated {
 		p.parts = append(p.parts, one("explanation", 0, r.explanation(c.Key(), shot.Version)))
@@ -207,7 +207,7 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 			access = "admin access"
 		}
 		node := el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)
-		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, r.usedOf(c.Key(), d.Device).String(), access})
+		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, r.figures.usedOf(c.Key(), d.Device).String(), access})
 	}
 	columns := []string{"Request", "Class"}
 	if c.ExtendedResources {

@@ -87,26 +87,33 @@ func (n *newest[T]) run(ctx context.Context) {
 	}
 }
 
-// use has the pages show figures.
-func (r *renderer) use(f Figures) {
-	r.used = newNewest("what claims use", usedEvery, f.Used)
-	r.advice = newNewest("advice", adviceEvery, f.Advise)
+// figures are what pages show of Figures. nil has none.
+type figures struct {
+	used   *newest[map[inspect.UsedKey]inspect.Used]
+	advice *newest[*sizing.Advice]
+}
+
+func newFigures(of Figures) *figures {
+	if of == nil {
+		return nil
+	}
+	return &figures{newNewest("what claims use", usedEvery, of.Used), newNewest("advice", adviceEvery, of.Advise)}
 }
 
 // version of a fragment with figures, which change without a snapshot.
-func (r *renderer) version(of uint64) uint64 {
-	if r.used != nil {
+func (f *figures) version(of uint64) uint64 {
+	if f != nil {
 		return 0
 	}
 	return of
 }
 
 // usedOf is what a claim uses of a device; nil if that is not known.
-func (r *renderer) usedOf(claim, device string) *inspect.Used {
-	if r.used == nil {
+func (f *figures) usedOf(claim, device string) *inspect.Used {
+	if f == nil {
 		return nil
 	}
-	all, _, _ := r.used.get()
+	all, _, _ := f.used.get()
 	if u, ok := all[inspect.UsedKey{Claim: claim, Device: device}]; ok {
 		return &u
 	}
@@ -114,9 +121,9 @@ func (r *renderer) usedOf(claim, device string) *inspect.Used {
 }
 
 // idleSince is since when a claim uses none of its devices; false if it uses one, or that is not known.
-func (r *renderer) idleSince(c *fleet.Claim) (since time.Time, idle bool) {
+func (f *figures) idleSince(c *fleet.Claim) (since time.Time, idle bool) {
 	for i := range c.Devices {
-		at, ok := r.usedOf(c.Key(), c.Devices[i].Device).IdleSince()
+		at, ok := f.usedOf(c.Key(), c.Devices[i].Device).IdleSince()
 		if !ok {
 			return time.Time{}, false
 		}
@@ -128,10 +135,10 @@ func (r *renderer) idleSince(c *fleet.Claim) (since time.Time, idle bool) {
 }
 
 // notices say what the snapshot, and the figures, lack.
-func (r *renderer) notices(s *fleet.Snapshot) *html.Node {
+func (f *figures) notices(s *fleet.Snapshot) *html.Node {
 	n := notices(s)
-	if r.used != nil {
-		if _, err, _ := r.used.get(); err != nil {
+	if f != nil {
+		if _, err, _ := f.used.get(); err != nil {
 			n.AppendChild(el("p", class("notice"), attr{"role", "alert"}, "What claims use is not known: "+err.Error()))
 		}
 	}
@@ -139,9 +146,9 @@ func (r *renderer) notices(s *fleet.Snapshot) *html.Node {
 }
 
 // advicePage is what cleave advise prints.
-func (r *renderer) advicePage(shot *fleet.Snapshot) *page {
-	p := &page{title: "Advice", section: "Advice", root: "./", parts: []part{one("notices", 0, r.notices(shot))}}
-	advice, err, known := r.advice.get()
+func (f *figures) advicePage(shot *fleet.Snapshot) *page {
+	p := &page{title: "Advice", section: "Advice", root: "./", parts: []part{one("notices", 0, f.notices(shot))}}
+	advice, err, known := f.advice.get()
 	body := el("section", el("h1", "Advice"))
 	switch {
 	case err != nil:

@@ -53,8 +53,8 @@ func answered(ctx context.Context, t *testing.T, f Figures, paths ...string) *Se
 	for _, path := range paths {
 		get(s, path)
 	}
-	go s.pages.used.run(ctx)
-	go s.pages.advice.run(ctx)
+	go s.pages.figures.used.run(ctx)
+	go s.pages.figures.advice.run(ctx)
 	synctest.Wait()
 	return s
 }

@@ -22,7 +22,7 @@ func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
 		return nil, fmt.Errorf("no node %q with GPUs of this driver: %w", name, fleet.ErrUnknown)
 	}
 	n := shot.Nodes[at]
-	p := &page{title: name, section: "Nodes", root: "../", parts: []part{one("notices", 0, r.notices(shot))}}
+	p := &page{title: name, section: "Nodes", root: "../", parts: []part{one("notices", 0, r.figures.notices(shot))}}
 	view, err := r.source.View(name)
 	if err != nil { // the pool is being published: n says so
 		p.parts = append(p.parts, one("node", n.Version, nodeHead(n, nil)))
@@ -33,7 +33,7 @@ func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
 	for i := range view.GPUs {
 		section := r.gpuSection(&view.GPUs[i], n)
 		section.Attr = append(section.Attr, html.Attribute{Key: "id", Val: "gpu-" + view.GPUs[i].Device})
-		gpus.items = append(gpus.items, fragment{"gpu-" + view.GPUs[i].Device, markup(section), r.version(n.Version)})
+		gpus.items = append(gpus.items, fragment{"gpu-" + view.GPUs[i].Device, markup(section), r.figures.version(n.Version)})
 	}
 	p.parts = append(p.parts, part{list: gpus}, one("topology", 0, topology(view)))
 	return p, nil
@@ -138,7 +138,7 @@ func (r *renderer) allocations(g *inspect.GPU) *html.Node {
 	add := func(shape, device, state string, c *inspect.Claim) {
 		cells := []any{shape, state, "–", "", "", ""}
 		if c != nil {
-			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), r.usedOf(c.Claim, device).String(), c.Details()}
+			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), r.figures.usedOf(c.Claim, device).String(), c.Details()}
 		}
 		rows = append(rows, cells)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/tools/fleet"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
-	"github.com/cleave-dra/cleave/pkg/tools/sizing"
 )
 
 // drawn are the states of bars without a claim, for the legend.
@@ -31,9 +30,7 @@ type renderer struct {
 	source  Source
 	palette palette
 	reasons *reasons
-	// used is what claims use, advice what would suffice; nil without figures.
-	used   *newest[map[inspect.UsedKey]inspect.Used]
-	advice *newest[*sizing.Advice]
+	figures *figures
 
 	mu   sync.Mutex
 	rows map[string]row // by node

@@ -85,10 +85,7 @@ func New(source Source, config Config) (*Server, error) {
 		config.MaxConnections = defaultConnections
 	}
 	s := &Server{config: config, source: source, streams: make(chan struct{}, config.MaxStreams),
-		pages: &renderer{source: source, reasons: newReasons(source.Explain), rows: map[string]row{}}}
-	if config.Figures != nil {
-		s.pages.use(config.Figures)
-	}
+		pages: &renderer{source: source, reasons: newReasons(source.Explain), rows: map[string]row{}, figures: newFigures(config.Figures)}}
 	hash := sha256.New()
 	err := fs.WalkDir(static, "static", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -118,9 +115,9 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	var wg sync.WaitGroup
 	defer func() { stop(); wg.Wait() }()
 	wg.Go(func() { s.pages.reasons.run(ctx) })
-	if s.config.Figures != nil {
-		wg.Go(func() { s.pages.used.run(ctx) })
-		wg.Go(func() { s.pages.advice.run(ctx) })
+	if f := s.pages.figures; f != nil {
+		wg.Go(func() { f.used.run(ctx) })
+		wg.Go(func() { f.advice.run(ctx) })
 	}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(netutil.LimitListener(listener, s.config.MaxConnections)) }()
@@ -172,8 +169,8 @@ func (s *Server) routes() http.Handler {
 			return s.pages.claimPage(shot, r.PathValue("namespace"), r.PathValue("name"))
 		},
 	}
-	if s.config.Figures != nil {
-		pages["GET /advice"] = func(_ *http.Request, shot *fleet.Snapshot) (*page, error) { return s.pages.advicePage(shot), nil }
+	if f := s.pages.figures; f != nil {
+		pages["GET /advice"] = func(_ *http.Request, shot *fleet.Snapshot) (*page, error) { return f.advicePage(shot), nil }
 	}
 	for pattern, render := range pages {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.servePage(w, r, render) })
@@ -227,7 +224,7 @@ func (s *Server) message(title, text string) *page {
 // document writes a page.
 func (s *Server) document(w http.ResponseWriter, r *http.Request, status int, p *page, live string) {
 	var b bytes.Buffer
-	if err := writeDocument(&b, p.document(s.build, live, s.config.Figures != nil)); err != nil {
+	if err := writeDocument(&b, p.document(s.build, live, s.pages.figures != nil)); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
