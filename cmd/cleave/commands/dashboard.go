@@ -74,7 +74,8 @@ func (f *dashboardFlags) check() error {
 	if f.prometheus.Selector != "" && f.prometheus.URL == "" {
 		return errors.New("--prometheus-selector needs --prometheus")
 	}
-	if u, err := url.Parse(f.prometheus.URL); err != nil || f.prometheus.URL != "" && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+	u, err := url.Parse(f.prometheus.URL)
+	if err != nil || f.prometheus.URL != "" && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--prometheus %q is not a URL such as http://prometheus.monitoring:9090", f.prometheus.URL)
 	}
 	return nodeslices.CheckDriverName(f.driver)

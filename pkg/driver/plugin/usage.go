@@ -49,7 +49,7 @@ var (
 		"UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "dra_claim_name", "dra_pool_name", "dra_device_name",
 		"dra_mig_device_uuid", "tier")
 	claimRatioDesc = usageDesc("cleave_claim_allocated_ratio",
-		"Part of a GPU that is allocated to a claim, 0 to 1: of a partition its multiprocessors, of a share its memory; none where it is unknown.",
+		"Part of a GPU that is allocated to a claim, 0 to 1: by a partition's multiprocessors, a share's memory; none where it is unknown.",
 		usedLabels[:len(usedLabels)-1]...)
 	gpuInfoDesc = usageDesc("cleave_gpu_info", "1 for each GPU, with its product name as the driver has it.", "gpu", "UUID", "product")
 	claimsDesc  = usageDesc("cleave_claims",
@@ -82,8 +82,8 @@ func usageDesc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (*usageCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{claimInfoDesc, claimRatioDesc, gpuInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc, sharesDesc,
-		sharesAllocatedDesc, sharesFreeDesc, sharesFreeDefaultDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc,
+	for _, d := range []*prometheus.Desc{claimInfoDesc, claimRatioDesc, gpuInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc,
+		sharesDesc, sharesAllocatedDesc, sharesFreeDesc, sharesFreeDefaultDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc,
 		fragmentationDesc, taintsDesc} {
 		to <- d
 	}

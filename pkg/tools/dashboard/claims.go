@@ -207,7 +207,8 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 			access = "admin access"
 		}
 		node := el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)
-		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, r.figures.usedOf(c.Key(), d.Device).String(), access})
+		used := r.figures.usedOf(c.Key(), d.Device).String()
+		devices = append(devices, []any{d.Request, node, gpuName(shot, d), d.Device, d.UUID, used, access})
 	}
 	columns := []string{"Request", "Class"}
 	if c.ExtendedResources {

@@ -138,7 +138,8 @@ func (r *renderer) allocations(g *inspect.GPU) *html.Node {
 	add := func(shape, device, state string, c *inspect.Claim) {
 		cells := []any{shape, state, "–", "", "", ""}
 		if c != nil {
-			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), r.figures.usedOf(c.Claim, device).String(), c.Details()}
+			used := r.figures.usedOf(c.Claim, device).String()
+			cells = []any{shape, state, r.claimLink(c.Claim, "../"), strings.Join(c.Pods, ", "), used, c.Details()}
 		}
 		rows = append(rows, cells)
 	}

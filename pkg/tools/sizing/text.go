@@ -45,7 +45,8 @@ func (a *Advice) Summary() string {
 
 // Columns are the names of a workload's cells.
 func Columns() []string {
-	return []string{"Namespace", "Workload", "Claims", "Has", "Seen", "Memory p50", "p95", "max", "SM p50", "p95", "max", "Would do", "Because"}
+	return []string{"Namespace", "Workload", "Claims", "Has", "Seen", "Memory p50", "p95", "max", "SM p50", "p95", "max", "Would do",
+		"Because"}
 }
 
 // Cells are a workload in words.
