@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,11 +42,15 @@ func TestUsed_Tiers(t *testing.T) {
 		"slice-2": {claimPod("slice-2", shareSpec(timeSliceClass)), 0, 0, 1 << 30, "process"},
 		"mps":     {claimPod("mps", shareSpec(mpsClass)), 50, 25, 4 << 30, "process"},
 	}
+	ends := map[string]func(){}
 	for _, name := range slices.Sorted(maps.Keys(burns)) {
 		b := burns[name]
 		pod := s.pods.run(ctx, b.objects)
-		args := []string{"load", "--gpu", s.hardware.indexOf(ctx, s.pods.device(ctx, pod)), "--pid", strconv.Itoa(pidOf(s, pod)),
-			"--sm", strconv.Itoa(b.sm), "--dram", strconv.Itoa(b.dram), "--memory", fmt.Sprintf("%dMi", b.memory>>20)}
+		client := []string{"--gpu", s.hardware.indexOf(ctx, s.pods.device(ctx, pod)), "--pid", strconv.Itoa(pidOf(s, pod))}
+		leave := sync.OnceFunc(func() { s.hardware.sim(context.WithoutCancel(ctx), append([]string{"client", "remove"}, client...)...) })
+		defer leave() // before its pod ends: a client that was declared stays
+		ends[name] = leave
+		args := append([]string{"load", "--sm", strconv.Itoa(b.sm), "--dram", strconv.Itoa(b.dram), "--memory", fmt.Sprintf("%dMi", b.memory>>20)}, client...)
 		if name == "part" {
 			partitions, err := env.node.Partitions(ctx)
 			s.must(err)
@@ -67,7 +72,9 @@ func TestUsed_Tiers(t *testing.T) {
 		idle, active := figureOf(all, "slice-2", "last_active_timestamp_seconds", "process"), figureOf(all, "slice-1", "last_active_timestamp_seconds", "process")
 		return active > idle+2, fmt.Sprintf("last active %f and %f", idle, active), nil
 	})
-	// Who has ended uses nothing, and a claim that is gone has no figures.
+	// What has ended uses nothing, and a claim that is gone has no figures.
+	ends["whole"]()
+	s.plugin.waitFigure(ctx, "whole", "memory_used_bytes", "process", 0)
 	s.pods.delete(ctx, "whole")
 	s.eventually(ctx, "the figures of a pod that is gone to go", func(ctx context.Context) (bool, string, error) {
 		all, err := env.node.Metrics(ctx)
