@@ -97,13 +97,13 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 	}
 	for _, uid := range uids {
 		r, err := l.store.Read(uid)
-		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-			klog.FromContext(ctx).Error(err, "Skipping a corrupt claim record")
-			delete(known, uid) // keep the copy in memory
-			continue
+		if err != nil && l.index.get(uid) == nil && !errors.As(err, new(*store.CorruptError)) {
+			return err
 		}
 		if err != nil {
-			return err
+			klog.FromContext(ctx).Error(err, "Skipping a claim record that cannot be read", "claimUID", uid)
+			delete(known, uid) // keep the copy in memory
+			continue
 		}
 		if r == nil || r.BootID != l.bootID {
 			continue

@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -127,6 +128,26 @@ func TestTwoProcesses_ResyncFailed(t *testing.T) {
 			wantDisk(t, older, line("a", 0))
 		})
 	}
+}
+
+// A record on a bad sector is known from before: claims of others, on any GPU, are served all the same.
+func TestTwoProcesses_RecordUnreadable(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Preparer, claimOn("a", 0))
+	mustPrepare(t, newer.Preparer, claimOn("b", 1))
+	older.disk.fail = func(op, path string) error {
+		if op == "ReadFile" && filepath.Base(path) == "a.json" {
+			return syscall.EIO
+		}
+		return nil
+	}
+	wantRefused(t, older.Preparer, claimOn("c", 1), "ns/claim-b (b)")
+	mustUnprepare(t, newer.Preparer, claimOn("b", 1))
+	mustPrepare(t, older.Preparer, claimOn("c", 1))
+	mustPrepare(t, newer.Preparer, claimOn("d", 2))
+	mustUnprepare(t, newer.Preparer, claimOn("d", 2))
+	mustUnprepare(t, older.Preparer, claimOn("a", 0))
+	wantDisk(t, newer, line("c", 1))
 }
 
 // moved is a claim that the older process prepared on GPU 0 and that the newer one unprepared and prepared on GPU 1,

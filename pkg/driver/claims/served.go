@@ -173,20 +173,33 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 		if on.Owner == s.ledger.id.Driver || s.ledger.accountsFor(on.Claim) {
 			continue
 		}
-		gone := func() (bool, error) {
-			claim, err := api.ClaimByUID(ctx, on.Claim)
-			if err != nil {
-				return false, fmt.Errorf("look for claim %s: %w", on.Claim, err)
-			}
-			return !s.ledger.accountsFor(on.Claim) && (claim == nil || claim.Status.Allocation == nil), nil
-		}
-		ok, err := gone()
-		if err == nil && ok {
-			err = s.lockAndStop(ctx, on.Claim, on.Server, gone)
-		}
-		if err != nil {
+		if err := s.stopGone(ctx, api, on); err != nil {
 			logger.Error(err, "Could not remove a claim that is gone from an MPS server; retrying at the next reconcile", "server", on.Server,
 				"claimUID", on.Claim)
 		}
 	}
+}
+
+// stopGone removes a claim from an MPS server if it is gone. All claims are listed before the GPU is locked, for which others wait: a
+// UID that the API server once lacks never returns.
+func (s *Shares) stopGone(ctx context.Context, api API, on records.Served) error {
+	found, err := api.ClaimByUID(ctx, on.Claim)
+	if err != nil {
+		return fmt.Errorf("look for claim %s: %w", on.Claim, err)
+	}
+	if found != nil && found.Status.Allocation != nil {
+		return nil
+	}
+	return s.lockAndStop(ctx, on.Claim, on.Server, func() (bool, error) {
+		if known := s.ledger.accountsFor(on.Claim); known || found == nil {
+			return !known, nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		now, err := api.Claim(ctx, found.Namespace, found.Name)
+		if err != nil {
+			return false, fmt.Errorf("look for claim %s again: %w", on.Claim, err)
+		}
+		return now == nil || now.UID != on.Claim || now.Status.Allocation == nil, nil
+	})
 }

@@ -3,10 +3,13 @@
 package claims
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -66,6 +69,43 @@ func TestReconcile_ServedByNobody(t *testing.T) {
 	api.err = nil
 	b.Reconcile(t.Context(), api)
 	b.want(all...)
+}
+
+// listsSlowly is an API server whose lists of all claims take long.
+type listsSlowly struct{ *fakeAPI }
+
+func (a listsSlowly) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	select {
+	case <-time.After(time.Minute):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return a.fakeAPI.ClaimByUID(ctx, uid)
+}
+
+// All claims of the cluster are listed without the lock of the GPU, for which the kubelet's calls wait.
+func TestReconcile_ServedByNobodyHoldsNoLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.serve("gpu.nvidia.com", 0, "deallocated", "gone")
+		api := listsSlowly{&fakeAPI{claims: []*resourceapi.ResourceClaim{b.claim("deallocated", mpsOf(0, 10, 10))}}}
+		api.claims[0].Status.Allocation = nil
+		done := make(chan struct{})
+		go func() { defer close(done); b.Reconcile(t.Context(), api) }()
+		for reconciled := false; !reconciled; {
+			start := time.Now()
+			mustAcquire(t, b.Ledger.locks, gpuName(0)).Release()
+			if took := time.Since(start); took > 0 {
+				t.Errorf("waited %s for the lock of a GPU", took)
+			}
+			select {
+			case <-done:
+				reconciled = true
+			case <-time.After(time.Second):
+			}
+		}
+		b.want()
+	})
 }
 
 // Unprepare of a claim whose record is gone or corrupt takes it from its server at once: no later step knows of it.

@@ -113,7 +113,7 @@ func (l *Labels) state() (want, have map[string]string, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	have, known = l.have()
-	if l.want != nil && l.gone() {
+	if l.gone() {
 		return map[string]string{}, have, known
 	}
 	return l.want, have, known && l.want != nil

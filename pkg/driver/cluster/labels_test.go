@@ -185,6 +185,16 @@ func TestLabels_Uninstalled(t *testing.T) {
 			b.check("and stay so", "count=9 zone=a", 3, 1)
 		})
 	})
+	t.Run("of an earlier plugin, and no GPU was found since", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newLabelBed(t, map[string]string{"zone": "a"})
+			earlier := &Labels{client: b.client, node: "node-1", have: b.have, gone: b.gone, report: b.report, others: map[string]string{}}
+			earlier.write(t.Context(), map[string]string{productLabel: "L4"})
+			uninstall(b)
+			synctest.Wait()
+			b.check("gone", "zone=a", 2, 0)
+		})
+	})
 	t.Run("a plugin that ends at the same moment", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newLabelBed(t, nil)

@@ -45,15 +45,9 @@ func (a *aws) poll(ctx context.Context) ([]Notice, error) {
 	if err := a.authenticate(ctx); err != nil {
 		return nil, err
 	}
-	spot, err := a.get(ctx, "/latest/meta-data/spot/instance-action")
-	if err != nil {
-		return nil, err
-	}
-	scheduled, err := a.get(ctx, "/latest/meta-data/events/maintenance/scheduled")
-	if err != nil {
-		return nil, err
-	}
-	return a.parse(spot, scheduled)
+	spot, spotErr := a.item(ctx, "/latest/meta-data/spot/instance-action", a.spot)
+	scheduled, err := a.item(ctx, "/latest/meta-data/events/maintenance/scheduled", a.scheduled)
+	return append(spot, scheduled...), errors.Join(spotErr, err)
 }
 
 // authenticate gets a token, unless there is one.
@@ -72,50 +66,54 @@ func (a *aws) authenticate(ctx context.Context) error {
 	return nil
 }
 
-// get returns an item; nil if it does not exist, which is how the service says that there is no notice.
-func (a *aws) get(ctx context.Context, path string) ([]byte, error) {
+// item asks for an item and reads it. If it does not exist, there is no notice.
+func (a *aws) item(ctx context.Context, path string, read func(body []byte) ([]Notice, error)) ([]Notice, error) {
 	body, _, err := a.ask(ctx, http.MethodGet, path, awsTokenHeader, a.token)
 	if errors.Is(err, errNone) {
 		return nil, nil
 	}
-	return body, err
+	if err != nil {
+		return nil, err
+	}
+	return read(body)
 }
 
-// parse reads an interruption of a spot instance ("Spot Instance interruption notices", .../spot-instance-termination-notices.html)
-// and scheduled events ("View scheduled events", .../viewing_scheduled_events.html); each may be nil. A recommendation to rebalance
-// is left out: it announces nothing, and may stand for good.
-func (a *aws) parse(spot, scheduled []byte) ([]Notice, error) {
-	var all []Notice
-	if spot != nil {
-		var n struct{ Action, Time string }
-		if err := json.Unmarshal(spot, &n); err != nil {
-			return nil, fmt.Errorf("read the spot interruption notice: %w", err)
-		}
-		at, err := timeOf(n.Time, a.now(), time.RFC3339)
-		if err != nil {
-			return nil, fmt.Errorf("read the spot interruption notice: %w", err)
-		}
-		all = append(all, Notice{ID: "spot", Kind: Reclaim, At: at, Text: "spot interruption, " + n.Action})
+// spot reads an interruption of a spot instance ("Spot Instance interruption notices", .../spot-instance-termination-notices.html).
+// A recommendation to rebalance is left out: it announces nothing, and may stand for good.
+func (a *aws) spot(body []byte) ([]Notice, error) {
+	var n struct{ Action, Time string }
+	if err := json.Unmarshal(body, &n); err != nil {
+		return nil, fmt.Errorf("read the spot interruption notice: %w", err)
 	}
-	if len(scheduled) == 0 {
-		return all, nil
+	at, err := timeOf(n.Time, a.now(), time.RFC3339)
+	if err != nil {
+		return nil, fmt.Errorf("read the spot interruption notice: %w", err)
+	}
+	return []Notice{{ID: "spot", Kind: Reclaim, At: at, Text: "spot interruption, " + n.Action}}, nil
+}
+
+// scheduled reads scheduled events ("View scheduled events", .../viewing_scheduled_events.html).
+func (a *aws) scheduled(body []byte) (all []Notice, err error) {
+	if len(body) == 0 {
+		return nil, nil
 	}
 	var events []struct {
 		NotBefore, Code, Description, State string
 		EventID                             string `json:"EventId"`
 	}
-	if err := json.Unmarshal(scheduled, &events); err != nil {
+	if err := json.Unmarshal(body, &events); err != nil {
 		return nil, fmt.Errorf("read the scheduled events: %w", err)
 	}
 	for _, e := range events {
 		if e.State != "active" { // completed or canceled
 			continue
 		}
-		at, err := timeOf(e.NotBefore, a.now(), "2 Jan 2006 15:04:05 MST")
-		if err != nil {
-			return nil, fmt.Errorf("read the scheduled event %s: %w", clean(e.EventID), err)
+		at, badTime := timeOf(e.NotBefore, a.now(), "2 Jan 2006 15:04:05 MST")
+		if badTime != nil {
+			err = errors.Join(err, fmt.Errorf("read the scheduled event %s: %w", clean(e.EventID), badTime))
+			continue
 		}
 		all = append(all, Notice{ID: e.EventID, Kind: Maintenance, At: at, Text: e.Code + ", " + e.Description})
 	}
-	return all, nil
+	return all, err
 }

@@ -5,6 +5,7 @@ package notices
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -73,6 +74,7 @@ func (a *azure) parse(body []byte) ([]Notice, error) {
 		return nil, fmt.Errorf("read the scheduled events: there is no list of events")
 	}
 	var all []Notice
+	var errs []error
 	for _, e := range document.Events {
 		kind, known := azureKinds[e.EventType]
 		if !known || !slices.ContainsFunc(e.Resources, func(r string) bool { return strings.EqualFold(r, a.name) }) {
@@ -82,7 +84,8 @@ func (a *azure) parse(body []byte) ([]Notice, error) {
 		if e.NotBefore != "" { // empty once it has started
 			at, err := timeOf(e.NotBefore, a.now(), azureTimes...)
 			if err != nil {
-				return nil, fmt.Errorf("read the scheduled event %s: %w", clean(e.EventID), err)
+				errs = append(errs, fmt.Errorf("read the scheduled event %s: %w", clean(e.EventID), err))
+				continue
 			}
 			n.At = at
 		} else {
@@ -90,5 +93,5 @@ func (a *azure) parse(body []byte) ([]Notice, error) {
 		}
 		all = append(all, n)
 	}
-	return all, nil
+	return all, errors.Join(errs...)
 }

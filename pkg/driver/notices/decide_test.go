@@ -105,20 +105,20 @@ func TestLearn(t *testing.T) {
 		said []said
 		want []string // source/ID since seen deadline
 	}{
-		"nothing":                      {[]said{{0, AWS, nil, nil}}, nil},
-		"a notice":                     {[]said{{0, AWS, []Notice{spot}, nil}}, []string{"aws/spot 0 0 120"}},
-		"repeated":                     {[]said{{0, AWS, []Notice{spot}, nil}, {9, AWS, []Notice{spot}, nil}}, []string{"aws/spot 0 9 120"}},
-		"not repeated for a moment":    {[]said{{0, AWS, []Notice{spot}, nil}, {29, AWS, nil, nil}}, []string{"aws/spot 0 0 120"}},
-		"withdrawn":                    {[]said{{0, AWS, []Notice{spot}, nil}, {30, AWS, nil, nil}}, nil},
-		"comes and goes":               {[]said{{0, AWS, []Notice{spot}, nil}, {20, AWS, nil, nil}, {25, AWS, []Notice{spot}, nil}, {45, AWS, nil, nil}}, []string{"aws/spot 0 25 120"}},
-		"another source says nothing":  {[]said{{0, AWS, []Notice{spot}, nil}, {60, GCE, nil, nil}}, []string{"aws/spot 0 0 120"}},
-		"the source fails":             {[]said{{0, AWS, []Notice{spot}, nil}, {60, AWS, nil, broken}}, []string{"aws/spot 0 0 120"}},
-		"the source fails for long":    {[]said{{0, AWS, []Notice{spot}, nil}, {719, AWS, nil, broken}}, []string{"aws/spot 0 0 120"}},
-		"the source fails for good":    {[]said{{0, AWS, []Notice{spot}, nil}, {720, AWS, nil, broken}}, nil},
-		"a failed source says nothing": {[]said{{0, AWS, []Notice{spot}, broken}}, nil},
-		"started, without a time":      {[]said{{0, Azure, []Notice{spot}, nil}, {100, Azure, []Notice{started}, nil}}, []string{"azure/spot 0 100 120"}},
-		"started before it was seen":   {[]said{{7, Azure, []Notice{started}, nil}}, []string{"azure/spot 7 7 8"}},
-		"two sources":                  {[]said{{0, GCE, []Notice{spot}, nil}, {1, AWS, []Notice{spot}, nil}}, []string{"aws/spot 1 1 120", "gce/spot 0 0 120"}},
+		"nothing":                     {[]said{{0, AWS, nil, nil}}, nil},
+		"a notice":                    {[]said{{0, AWS, []Notice{spot}, nil}}, []string{"aws/spot 0 0 120"}},
+		"repeated":                    {[]said{{0, AWS, []Notice{spot}, nil}, {9, AWS, []Notice{spot}, nil}}, []string{"aws/spot 0 9 120"}},
+		"not repeated for a moment":   {[]said{{0, AWS, []Notice{spot}, nil}, {29, AWS, nil, nil}}, []string{"aws/spot 0 0 120"}},
+		"withdrawn":                   {[]said{{0, AWS, []Notice{spot}, nil}, {30, AWS, nil, nil}}, nil},
+		"comes and goes":              {[]said{{0, AWS, []Notice{spot}, nil}, {20, AWS, nil, nil}, {25, AWS, []Notice{spot}, nil}, {45, AWS, nil, nil}}, []string{"aws/spot 0 25 120"}},
+		"another source says nothing": {[]said{{0, AWS, []Notice{spot}, nil}, {60, GCE, nil, nil}}, []string{"aws/spot 0 0 120"}},
+		"the source fails":            {[]said{{0, AWS, []Notice{spot}, nil}, {60, AWS, nil, broken}}, []string{"aws/spot 0 0 120"}},
+		"the source fails for long":   {[]said{{0, AWS, []Notice{spot}, nil}, {719, AWS, nil, broken}}, []string{"aws/spot 0 0 120"}},
+		"the source fails for good":   {[]said{{0, AWS, []Notice{spot}, nil}, {720, AWS, nil, broken}}, nil},
+		"the source fails in part":    {[]said{{0, AWS, []Notice{spot}, broken}}, []string{"aws/spot 0 0 120"}},
+		"started, without a time":     {[]said{{0, Azure, []Notice{spot}, nil}, {100, Azure, []Notice{started}, nil}}, []string{"azure/spot 0 100 120"}},
+		"started before it was seen":  {[]said{{7, Azure, []Notice{started}, nil}}, []string{"azure/spot 7 7 8"}},
+		"two sources":                 {[]said{{0, GCE, []Notice{spot}, nil}, {1, AWS, []Notice{spot}, nil}}, []string{"aws/spot 1 1 120", "gce/spot 0 0 120"}},
 	} {
 		var standing []Standing
 		for _, s := range tt.said {

@@ -26,17 +26,33 @@ const (
 // Name implements Source.
 func (gce) Name() string { return GCE }
 
-// Poll implements Source. Neither item has a time.
+// Poll implements Source. Neither item has a time. Machines that are migrated live go on running.
 func (g gce) Poll(ctx context.Context) ([]Notice, error) {
-	preempted, err := g.get(ctx, "preempted")
+	preempted, preemptedErr := g.item(ctx, "preempted", map[string]*Notice{
+		"FALSE": nil, "TRUE": {ID: "preempted", Kind: Reclaim, Within: gcePreempted, Text: "the instance is preempted"},
+	})
+	const terminate = "TERMINATE_ON_HOST_MAINTENANCE"
+	maintenance, err := g.item(ctx, "maintenance-event", map[string]*Notice{
+		"NONE": nil, "MIGRATE_ON_HOST_MAINTENANCE": nil,
+		terminate: {ID: "maintenance-event", Kind: Maintenance, Within: gceMaintenance, Text: terminate},
+	})
+	return append(preempted, maintenance...), errors.Join(preemptedErr, err)
+}
+
+// item asks for an item of the instance, of which these values are known.
+func (g gce) item(ctx context.Context, name string, known map[string]*Notice) ([]Notice, error) {
+	value, err := g.get(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	maintenance, err := g.get(ctx, "maintenance-event")
-	if err != nil {
-		return nil, err
+	notice, isKnown := known[value]
+	switch {
+	case !isKnown:
+		return nil, fmt.Errorf("instance/%s is %q, which is unknown", name, clean(value))
+	case notice == nil:
+		return nil, nil
 	}
-	return parseGCE(preempted, maintenance)
+	return []Notice{*notice}, nil
 }
 
 // get returns an item of the instance. The server marks its answers: others come from a captive portal or the like.
@@ -51,24 +67,4 @@ func (g gce) get(ctx context.Context, item string) (string, error) {
 		return "", fmt.Errorf("the answer for instance/%s is not that of Google's metadata server", item)
 	}
 	return strings.TrimSpace(string(body)), nil
-}
-
-// parseGCE reads whether the instance was preempted, and its maintenance event. Machines that are migrated live go on running.
-func parseGCE(preempted, maintenance string) ([]Notice, error) {
-	var all []Notice
-	switch preempted {
-	case "TRUE":
-		all = append(all, Notice{ID: "preempted", Kind: Reclaim, Within: gcePreempted, Text: "the instance is preempted"})
-	case "FALSE":
-	default:
-		return nil, fmt.Errorf("instance/preempted is %q, neither TRUE nor FALSE", clean(preempted))
-	}
-	switch maintenance {
-	case "TERMINATE_ON_HOST_MAINTENANCE":
-		all = append(all, Notice{ID: "maintenance-event", Kind: Maintenance, Within: gceMaintenance, Text: maintenance})
-	case "NONE", "MIGRATE_ON_HOST_MAINTENANCE":
-	default:
-		return nil, fmt.Errorf("instance/maintenance-event is %q, which is unknown", clean(maintenance))
-	}
-	return all, nil
 }

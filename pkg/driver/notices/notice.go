@@ -87,7 +87,7 @@ func (s *Standing) Deadline() time.Time {
 type Answer struct {
 	Source  string
 	Notices []Notice
-	// Err is why it says nothing.
+	// Err is why it says nothing, or not all.
 	Err error
 }
 
@@ -102,11 +102,7 @@ const (
 // Learn returns the notices that stand after an answer, in order of their sources and IDs. It is pure.
 func Learn(standing []Standing, a Answer, now time.Time) []Standing {
 	var next []Standing
-	said := bounded(a.Notices)
-	if a.Err != nil {
-		said = nil
-	}
-	for _, n := range said {
+	for _, n := range bounded(a.Notices) {
 		s := Standing{Notice: n, Since: now, Seen: now}
 		s.Source = a.Source
 		if i := slices.IndexFunc(standing, func(was Standing) bool { return was.Source == a.Source && was.ID == n.ID }); i >= 0 {

@@ -28,7 +28,8 @@ func Names() []string { return []string{Node, AWS, GCE, Azure} }
 // Source announces notices.
 type Source interface {
 	Name() string
-	// Poll returns the notices that stand. It is called by one goroutine at a time.
+	// Poll returns the notices that stand; with an error, those of them that it knows all the same. It is called by one goroutine at
+	// a time.
 	Poll(ctx context.Context) ([]Notice, error)
 }
 
@@ -163,11 +164,11 @@ func (w *Watcher) follow(ctx context.Context, s Source, asked func()) {
 			asked()
 		case reason == "": // others may differ between attempts, such as ports: one line is enough
 			reason = clean(err.Error())
-			logger.Info("The source of notices gives no answer: without one there are no notices", "reason", reason)
+			logger.Info("The source of notices gives no full answer: what it leaves out is unknown", "reason", reason)
 		}
 		if err != nil && s.Name() != Node {
 			asked()
-			if !answered {
+			if answered = answered || len(said) > 0; !answered {
 				pause = min(2*pause, pollRarely)
 			}
 		}

@@ -84,10 +84,13 @@ func TestWatcher(t *testing.T) {
 		cloud.set(errors.New("timeout"))
 		<-time.After(5 * time.Minute)
 		expect("the cloud does not answer", 2, 2)
+		cloud.set(errors.New("half of it is rubbish"), Notice{ID: "reboot", Kind: Maintenance})
+		<-time.After(pollEvery)
+		expect("the cloud answers in part", 3, 3)
 		cloud.set(nil)
 		node.set(nil)
 		<-time.After(settle + pollEvery)
-		expect("withdrawn", 0, 4)
+		expect("withdrawn", 0, 6)
 	})
 }
 

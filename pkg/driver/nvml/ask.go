@@ -27,6 +27,8 @@ type calls struct {
 	mu sync.Mutex
 	// events are the open subscriptions.
 	events map[*Events]bool
+	// ending are called before NVML is shut down by a restart, while no other call runs.
+	ending []func()
 }
 
 // ask queries the GPU at an address. Errors and logs name the call. See bounded.

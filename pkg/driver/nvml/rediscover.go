@@ -184,6 +184,7 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 	c.epoch.Add(1)
 	open := slices.Collect(maps.Keys(c.events))
 	clear(c.events)
+	ending := slices.Clone(c.ending)
 	c.mu.Unlock()
 	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.timeouts.Change, true, func() (struct{}, error) {
 		defer release()
@@ -192,6 +193,9 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 			if err := e.set.Free(); err != nil {
 				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
 			}
+		}
+		for _, end := range ending {
+			end()
 		}
 		if err := c.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
 			return struct{}{}, err

@@ -66,6 +66,30 @@ func TestRestart_Hangs(t *testing.T) {
 	})
 }
 
+// freedSample counts how often it was freed.
+type freedSample struct{ freed *int }
+
+func (s freedSample) Free() error {
+	*s.freed++
+	return nil
+}
+
+// While a GPU is broken, the session restarts every few minutes, for days: what a look has left for the next must not stay allocated.
+func TestRestart_FreesSamples(t *testing.T) {
+	c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), timeouts: defaultTimeouts, dogs: newWatchdogs()}
+	m, freed := NewMeter(&Session{calls: c}), 0
+	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{&freed}, "a"}}})
+	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{&freed}, "b"}, 8: {freedSample{&freed}, "c"}}})
+	for range 2 {
+		if err := c.restart(t.Context(), "", releaseWait, func() {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if freed != 3 {
+		t.Errorf("%d samples were freed, want 3", freed)
+	}
+}
+
 // Older drivers list the profiles of a GPU once it is in MIG mode, into which others may bring it.
 func TestScan_MergeProfiles(t *testing.T) {
 	was, now := gpu.GPU{UUID: "GPU-a", MIG: gpu.MIG{Capable: true, NeedsReset: true}}, gpu.GPU{UUID: "GPU-a"}

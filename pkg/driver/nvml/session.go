@@ -256,8 +256,12 @@ func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, err
 	return pids, nil
 }
 
-// Close ends the session. It fails while a call is running, because nvmlShutdown would free memory in use.
+// Close ends the session. It waits a moment for running calls, whose callers may have left, and fails while one is running, because
+// nvmlShutdown would free memory in use.
 func (s *Session) Close() error {
+	if idle, err := s.calls.dogs.acquireAll(context.Background(), releaseWait, releaseWait); err == nil {
+		idle()
+	}
 	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}

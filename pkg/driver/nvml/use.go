@@ -66,7 +66,25 @@ type Meter struct {
 }
 
 // NewMeter returns one that has not looked at any GPU yet.
-func NewMeter(s *Session) *Meter { return &Meter{session: s, last: map[gpu.PCIAddress]*look{}} }
+func NewMeter(s *Session) *Meter {
+	m := &Meter{session: s, last: map[gpu.PCIAddress]*look{}}
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	s.calls.ending = append(s.calls.ending, m.forget)
+	return m
+}
+
+// forget frees what looks have left for the next ones.
+func (m *Meter) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.last {
+		for _, s := range l.samples {
+			_ = s.Free() // fails only if NVML is away
+		}
+	}
+	clear(m.last)
+}
 
 // look is what a look at a GPU leaves for the next.
 type look struct {

@@ -3,6 +3,7 @@
 package nvml_test
 
 import (
+	"context"
 	"errors"
 	"math"
 	"testing"
@@ -142,6 +143,31 @@ func TestUse_HangsAlone(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A driver is released while a look is under way, whose caller has gone: the session that stays open keeps its module loaded for good.
+func TestClose_LookUnderWay(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetTotalEnergyConsumption", Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.meter.Read(ctx, b.gpu0().PCI, nvml.UseQuery{})
+		done <- err
+	}()
+	for b.node.Calls().Of("nvmlDeviceGetTotalEnergyConsumption") == 0 {
+		<-time.After(time.Millisecond)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = b.node.Faults().Clear(0) })
+	if err := b.Close(); err != nil {
+		t.Errorf("the call ends soon: %v", err)
 	}
 }
 

@@ -55,17 +55,26 @@ func (d *driverFiles) released() { d.root, d.library = "", "" }
 // missing returns which part of the driver is missing; nil if it is complete. While the driver is in use, only its own root is searched,
 // as another one may contain the library of a driver that is not running.
 func (d *driverFiles) missing() error {
-	if _, err := os.Stat(d.library); d.library == "" || err != nil { // searching takes milliseconds, every two seconds
+	if d.library == "" || absent(d.library) != nil { // searching takes milliseconds, every two seconds
 		opts := d.options()
 		if d.root != "" {
 			opts.DriverRoot, opts.OtherRoots = d.root, nil
 		}
+		var err error
 		if d.library, err = nvml.FindLibrary(opts); err != nil {
 			return err
 		}
 	}
-	if _, err := os.Stat(d.loadedFile()); err != nil && d.reportsLoaded {
+	if err := absent(d.loadedFile()); err != nil && d.reportsLoaded {
 		return fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
+	}
+	return nil
+}
+
+// absent returns an error if a file certainly does not exist: others, such as of a disk, are no reason to release the driver.
+func absent(path string) error {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -57,6 +57,14 @@ func (d fakeDriver) set(there bool) {
 	}
 }
 
+// loop makes a file a link to itself: it exists, and nothing more can be said of it, as of one on a disk with errors.
+func (d fakeDriver) loop(path string) {
+	d.t.Helper()
+	if err := errors.Join(os.Remove(path), os.Symlink(path, path)); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 func TestDriverFiles_Missing(t *testing.T) {
 	d := newFakeDriver(t)
 	tests := []struct {
@@ -67,6 +75,10 @@ func TestDriverFiles_Missing(t *testing.T) {
 		{"nothing happened", func() {}, ""},
 		{"module gone", func() { _ = os.Remove(d.loadedFile()) }, "went away"},
 		{"module back", func() { d.set(true) }, ""},
+		{"procfs cannot be read", func() { d.loop(d.loadedFile()) }, ""},
+		{"procfs is back", func() { d.set(false); d.set(true) }, ""},
+		{"library cannot be read", func() { _ = d.missing(); d.loop(d.config.NVMLLibrary) }, ""},
+		{"library is back", func() { d.set(false); d.set(true) }, ""},
 		{"library gone", func() { _ = os.Remove(d.config.NVMLLibrary) }, d.config.NVMLLibrary},
 		{"both gone", func() { d.set(false) }, "went away"},
 		{"both back", func() { d.set(true) }, ""},

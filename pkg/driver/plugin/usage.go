@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"cmp"
+	"strings"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -123,8 +124,11 @@ func collectClaims(to chan<- prometheus.Metric, source *usageSource, all []*reco
 		return
 	}
 	byUID := source.byUID()
+	sent := map[string]bool{} // as in usedCollector.Collect
 	for _, h := range usage.Holdings(inventory, all) {
-		if labels := labelsOf(byUID[h.Claim], h.Device, source.pods(h.Claim)); labels != nil && h.Part > 0 {
+		labels := labelsOf(byUID[h.Claim], h.Device, source.pods(h.Claim))
+		if key := strings.Join(labels, "/"); labels != nil && h.Part > 0 && !sent[key] {
+			sent[key] = true
 			send(to, claimRatioDesc, h.Part, labels...)
 		}
 	}

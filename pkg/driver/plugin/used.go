@@ -216,8 +216,11 @@ func (c *usedCollector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	byUID := source.byUID()
+	sent := map[string]bool{} // a claim's name can be that of an earlier one, whose record is still there
 	for _, u := range c.used() {
-		if labels := labelsOf(byUID[u.Claim], u.Device, source.pods(u.Claim)); labels != nil {
+		labels := labelsOf(byUID[u.Claim], u.Device, source.pods(u.Claim))
+		if key := strings.Join(labels, "/"); labels != nil && !sent[key] {
+			sent[key] = true
 			collectUsed(to, &u, labels)
 		}
 	}

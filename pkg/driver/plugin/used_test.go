@@ -171,6 +171,25 @@ func TestUsed_Tiers(t *testing.T) {
 	}
 }
 
+// A claim was deleted and created again under its name, while a container of its force-deleted pod is still there: the names of all
+// pods of both are unknown, and so are labels that tell them apart. One such pair must not take all metrics away.
+func TestUsed_SameName(t *testing.T) {
+	b := newUsedBed(t)
+	b.all[3].Claim.Name = b.all[2].Claim.Name
+	b.to.source = func() *usageSource {
+		return &usageSource{records: func() []*records.Record { return b.all }, pods: func(types.UID) []string { return nil }, inventory: b.inventory}
+	}
+	b.pass(t.Context())
+	b.looks.Wait()
+	registry := prometheus.NewRegistry()
+	allocated := &usageCollector{}
+	allocated.source.Store(b.to.source())
+	registry.MustRegister(b.to, allocated)
+	if families, err := registry.Gather(); err != nil || len(families) == 0 {
+		t.Errorf("got %d families of metrics, %v", len(families), err)
+	}
+}
+
 // Where nothing is allocated, nothing is asked.
 func TestUsed_NothingAllocated(t *testing.T) {
 	b := newUsedBed(t)
