@@ -69,7 +69,7 @@ func TestTopology_EveryModel(t *testing.T) {
 					places = append(places, placeOf(&d))
 				}
 			}
-			golden(t, "topology-"+model+".yaml", places)
+			checkGolden(t, "topology-"+model+".yaml", places)
 		})
 	}
 }

@@ -189,7 +189,7 @@ func TestRefresh_StaticSpec(t *testing.T) {
 	if strings.Contains(string(data), root) {
 		t.Errorf("the spec has paths as the plugin sees them, under %s; want the host's", root)
 	}
-	golden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
+	checkGolden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
 	if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
 		t.Error(err)
 	}

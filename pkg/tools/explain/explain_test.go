@@ -189,7 +189,7 @@ func TestExplain_Devices(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "hgx-h100", "hgx-h100")
-			golden(t, name, text(t, b.explain(tt(b))))
+			checkGolden(t, name, b.explain(tt(b)))
 		})
 	}
 }
@@ -291,7 +291,7 @@ func TestExplain_Pods(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "hgx-h100", "hgx-h100")
-			golden(t, name, text(t, b.explain(tt(b))))
+			checkGolden(t, name, b.explain(tt(b)))
 		})
 	}
 }

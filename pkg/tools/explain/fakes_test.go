@@ -4,14 +4,11 @@ package explain
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -23,11 +20,10 @@ import (
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 const driver = "gpu.cleave.dev"
 
@@ -160,22 +156,10 @@ func (b *bed) explain(q *Question) *Explanation {
 	return e
 }
 
-// golden compares a text with a file of testdata.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares an explanation with a file of testdata.
+func checkGolden(t *testing.T, name string, e *Explanation) {
 	t.Helper()
-	path := filepath.Join("testdata", name+".txt")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name+".txt"), text(t, e))
 }
 
 func text(t testing.TB, e *Explanation) string {

@@ -5,8 +5,6 @@ package inspect
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,11 +19,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 // machine is a simulated node with what claims hold of it.
 type machine struct {
@@ -182,22 +179,10 @@ func text(t *testing.T, v *View, o Options) string {
 	return out.String()
 }
 
-// golden compares text with a file in testdata.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares text with a file in testdata.
+func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name), got)
 }
 
 // asJSON is what programs see of a view.
