@@ -224,7 +224,6 @@ func (b *queueBed) kubectl(input string, args ...string) {
 	}
 }
 
-// readExample is a file of the examples for Kueue.
 func readExample(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(kueueExamples, name+".yaml"))

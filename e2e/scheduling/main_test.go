@@ -44,7 +44,6 @@ func newBed(t *testing.T, nodes ...string) *bed {
 	return newBedOf(t, nil, nodes...)
 }
 
-// newBedOf is newBed with feature gates.
 func newBedOf(t *testing.T, gates map[string]bool, nodes ...string) *bed {
 	t.Helper()
 	b := newBedWith(t, cluster.Options{FeatureGates: gates})

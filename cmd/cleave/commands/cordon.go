@@ -190,7 +190,6 @@ func uncordon(ctx context.Context, client kubernetes.Interface, view *inspect.Vi
 	return err
 }
 
-// cordonRules are the rules of cordon for devices of a GPU.
 func cordonRules(
 	ctx context.Context, client kubernetes.Interface, view *inspect.View, g *inspect.GPU,
 ) ([]resourceapi.DeviceTaintRule, error) {

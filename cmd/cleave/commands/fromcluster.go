@@ -125,7 +125,6 @@ func allocations(ctx context.Context, client kubernetes.Interface, driver string
 	return nil, nil
 }
 
-// isAllocated reports whether a claim is allocated devices of a driver.
 func isAllocated(c *resourceapi.ResourceClaim, driver string) bool {
 	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })

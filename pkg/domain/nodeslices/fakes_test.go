@@ -74,7 +74,6 @@ func slicesOf(t *testing.T, node *policy.Node) []Slice {
 	return Of(node, View{})
 }
 
-// deviceOf is the only device of a node.
 func deviceOf(t *testing.T, node *policy.Node) resourceapi.Device {
 	t.Helper()
 	var devices []resourceapi.Device

@@ -150,7 +150,6 @@ func (b *bed) onDisk() *specs.Spec {
 	return spec
 }
 
-// paths lists the device nodes of edits.
 func paths(edits *specs.ContainerEdits) []string {
 	var all []string
 	for _, n := range edits.DeviceNodes {

@@ -110,7 +110,6 @@ func (b collisionBed) find(_, name string, uid types.UID) *corev1.Pod {
 	return nil
 }
 
-// collided are the pods to evict.
 func (b collisionBed) collided() (pods []string) {
 	for _, c := range collisionsOn(b.plugin.cluster, "n1", b.find, b.now).evict {
 		for _, p := range c.pods {

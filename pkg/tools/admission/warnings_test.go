@@ -64,7 +64,6 @@ func said(t *testing.T, policy claimPolicy, text, before string) []string {
 	return found
 }
 
-// workload has a pod of this spec.
 func workload(kind, spec string) string {
 	of := map[string]string{
 		"v1 Pod": "%s", "apps/v1 Deployment": "{template: {spec: %s}}", "apps/v1 StatefulSet": "{template: {spec: %s}}", "apps/v1 DaemonSet": "{template: {spec: %s}}",

@@ -55,7 +55,6 @@ func (b *bed) claimNamed(name string) *resourceapi.ResourceClaim {
 	return b.Claims[i]
 }
 
-// urgent is a pod with a claim.
 func urgent(priority int32, claim string) *corev1.Pod {
 	pod := podOf(claim)
 	pod.Spec.Priority, pod.Spec.SchedulerName = &priority, "cleave-scheduler"

@@ -46,7 +46,6 @@ func withConstraint(c *resourceapi.ResourceClaim, attribute string) *resourceapi
 	return c
 }
 
-// podOf is a pod with claims of their names.
 func podOf(claims ...string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "trainer"}}
 	for _, name := range claims {
@@ -55,7 +54,6 @@ func podOf(claims ...string) *corev1.Pod {
 	return using(pod)
 }
 
-// namespace has claims by name.
 func namespace(claims ...*resourceapi.ResourceClaim) Namespace {
 	in := Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
 	for _, c := range claims {

@@ -84,7 +84,6 @@ func (b *bed) device(node, name string) *resourceapi.Device {
 	return nil
 }
 
-// claim is a claim of the namespace team.
 func claim(name string, requests ...resourceapi.DeviceRequest) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}}

@@ -34,7 +34,6 @@ func using(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// templates has a template named t.
 func templates(requests ...resourceapi.DeviceRequest) Namespace {
 	t := &resourceapi.ResourceClaimTemplate{}
 	t.Name, t.Spec.Spec.Devices.Requests = "t", requests

@@ -43,7 +43,6 @@ func newMachine(t *testing.T, model string) *machine {
 	return machineOf(t, node)
 }
 
-// machineOf is a simulated node.
 func machineOf(t *testing.T, node *sim.Node) *machine {
 	t.Helper()
 	session, err := simulated.OpenNode(t.Context(), node)
@@ -54,7 +53,6 @@ func machineOf(t *testing.T, node *sim.Node) *machine {
 	return &machine{t: t, node: node, session: session, policy: &v1alpha1.NodePolicy{}}
 }
 
-// gpu is a GPU by its index.
 func (m *machine) gpu(index int) *gpu.GPU { return &m.session.Node().GPUs[index] }
 
 // mig puts a GPU into MIG mode, by a reset where it needs one.
@@ -74,7 +72,6 @@ func (m *machine) mig(index int) {
 	}
 }
 
-// place of a profile on a GPU.
 func (m *machine) place(index int, profile string, start int) gpu.Shape {
 	m.t.Helper()
 	g := m.gpu(index)
@@ -89,7 +86,6 @@ func (m *machine) place(index int, profile string, start int) gpu.Shape {
 	return gpu.Shape{}
 }
 
-// make makes a partition.
 func (m *machine) make(index int, profile string, start int) gpu.Partition {
 	m.t.Helper()
 	if !m.gpu(index).MIG.Enabled {
@@ -159,7 +155,6 @@ func (m *machine) view() *View {
 	return v
 }
 
-// policyOf reads the rules of a policy.
 func policyOf(t *testing.T, rules string) *v1alpha1.NodePolicy {
 	t.Helper()
 	p, err := v1alpha1.DecodeNodePolicy([]byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n" + rules))

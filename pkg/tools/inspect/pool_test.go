@@ -51,7 +51,6 @@ func result(name string) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testNode, Device: name}
 }
 
-// part is a part of a shared device.
 func part(name, memory, cores string) resourceapi.DeviceRequestAllocationResult {
 	r := result(name)
 	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"),

@@ -83,7 +83,6 @@ func check(t *testing.T, i *Import, want outcome) {
 	checkImport(t, i)
 }
 
-// problems of an error, a line each.
 func problems(err error) []string {
 	var lines []string
 	for _, p := range v1alpha1.ProblemsOf(err) {

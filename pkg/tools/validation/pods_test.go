@@ -13,7 +13,6 @@ func deployment(spec string) string {
 	return "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d, namespace: team}\nspec: {template: {spec: " + spec + "}}\n"
 }
 
-// limits is a container with limits.
 func limits(text string) string {
 	return "{containers: [{name: main, resources: {limits: {" + text + "}}}]}"
 }
