@@ -325,10 +325,7 @@ func TestExplain_SeveralQuestions(t *testing.T) {
 func TestExplain_CutShort(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	q := AboutClaim(whole(9))
-	c := NewCluster(b.Objects, q)
-	for i := range b.slices {
-		c.AddSlice(&b.slices[i])
-	}
+	c := b.cluster(q)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	e, err := c.Explain(ctx, q)
@@ -342,10 +339,7 @@ func TestExplain_CutShort(t *testing.T) {
 func TestExplain_Ended(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	q := AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=30Gi")))
-	c := NewCluster(b.Objects, q)
-	for i := range b.slices {
-		c.AddSlice(&b.slices[i])
-	}
+	c := b.cluster(q)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	e, err := c.Explain(ended, q)

@@ -143,14 +143,18 @@ func (b *bed) allocate(node, name string, r resourceapi.DeviceRequest) *resource
 	return c
 }
 
-// explain answers a question.
-func (b *bed) explain(q *Question) *Explanation {
-	b.Helper()
+func (b *bed) cluster(q *Question) *Cluster {
 	c := NewCluster(b.Objects, q)
 	for i := range b.slices {
 		c.AddSlice(&b.slices[i])
 	}
-	e, err := c.Explain(b.Context(), q)
+	return c
+}
+
+// explain answers a question.
+func (b *bed) explain(q *Question) *Explanation {
+	b.Helper()
+	e, err := b.cluster(q).Explain(b.Context(), q)
 	b.must(err)
 	return e
 }
