@@ -71,10 +71,6 @@ func names(t *testing.T, node *policy.Node, occupied ...string) [][]string {
 	return all
 }
 
-func TestObjects_HGXH100(t *testing.T) {
-	checkGolden(t, "hgx-h100-names.yaml", names(t, modelNode(t, "hgx-h100")))
-}
-
 func TestLimits_Partitions(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-func TestObjects_EightGPUs(t *testing.T) {
-	checkGolden(t, "eight-gpus.yaml", Objects(nodeOf(8), "gpu.cleave.dev", "node-1"))
+func TestObjects_TwoGPUs(t *testing.T) {
+	checkGolden(t, "two-gpus.yaml", Objects(nodeOf(2), "gpu.cleave.dev", "node-1"))
 }
 
 func TestObjects_NothingOptional(t *testing.T) {

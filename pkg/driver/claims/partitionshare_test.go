@@ -162,7 +162,7 @@ func TestPartitionShare_SupervisorAway(t *testing.T) {
 
 func TestPartitionShare_StartFails(t *testing.T) {
 	b := newPartBed(t)
-	failsAt := func(step, claim string) {
+	failsAt := func(step string, claim types.UID) {
 		b.sharing.err = func(what string) error {
 			if strings.HasPrefix(what, step) {
 				return errDown
