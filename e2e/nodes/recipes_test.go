@@ -102,7 +102,7 @@ func runnable(t *testing.T, raw []byte, copies int) (objects []any) {
 			for range copies {
 				pod := found[i].DeepCopy()
 				pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-				if found[i].IsTemplate {
+				if of.Kind != "Pod" {
 					pod.Name = fmt.Sprintf("%s-%d", of.Name, len(objects))
 				}
 				standIn(&pod.Spec)

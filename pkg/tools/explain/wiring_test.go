@@ -40,7 +40,6 @@ func templates(requests ...resourceapi.DeviceRequest) Namespace {
 	return Namespace{Templates: map[string]*resourceapi.ResourceClaimTemplate{"t": t}}
 }
 
-// Newcomer 2 and 3.
 func TestMiswirings(t *testing.T) {
 	const extended = "limits: {nvidia.com/gpu: 1}, requests: {nvidia.com/gpu: 1}"
 	one := templates(asks("gpu.cleave.dev", 1))
