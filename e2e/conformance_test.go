@@ -94,7 +94,6 @@ func (s suiteRun) ofNode(n *node.Node, driver string, classes ...string) conform
 	}
 }
 
-// gpuIndex is the index of a GPU by its device.
 func (s suiteRun) gpuIndex(ctx context.Context, driver, device string) string {
 	s.Helper()
 	list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})

@@ -77,7 +77,6 @@ func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	handedOver(ctx, s, target)
 }
 
-// needPodGroups skips a test that needs pods to have control groups.
 func needPodGroups(t *testing.T) {
 	t.Helper()
 	if !cluster.PodGroups(env.cluster) {

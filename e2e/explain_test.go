@@ -44,7 +44,6 @@ func (s *space) other(ctx context.Context, spec resourceapi.ResourceClaimSpec) {
 	s.pods.running(ctx, "other")
 }
 
-// shareOf is a claim for a share of one GPU.
 func shareOf(class, memory, device string) resourceapi.ResourceClaimSpec {
 	spec := workload.ClaimSpec(class, 1, `device.attributes["resource.kubernetes.io"].pciBusID == "`+device+`"`)
 	spec.Devices.Requests[0].Exactly.Capacity = workload.Request("gpu", class, 1, "memory="+memory).Exactly.Capacity
@@ -76,7 +75,6 @@ func withPod(spec resourceapi.ResourceClaimSpec) func(context.Context, *space) {
 	return func(ctx context.Context, s *space) { s.Helper(); s.create(ctx, claimPod("pending", spec)...) }
 }
 
-// class is a DeviceClass by a selector.
 func class(name, expression string) *resourceapi.DeviceClass {
 	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}

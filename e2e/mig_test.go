@@ -123,26 +123,3 @@ func TestMIG_UnmanagedPartition(t *testing.T) {
 func onGPU(uuid string) string {
 	return fmt.Sprintf(`device.attributes["gpu.cleave.dev"].parentUUID == %q`, uuid)
 }
-
-func TestMIG_Reboot(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	pod := s.pods.run(ctx, partitionPod("holds", smallClass))
-	before := s.hardware.partitions(ctx)
-	s.must(env.node.Kill())
-	s.hardware.sim(ctx, "reboot")
-	s.plugin.start(ctx)
-	s.hardware.waitPartitions(ctx)
-	s.plugin.waitRecords(ctx, env.node)
-
-	// After a reboot the kubelet prepares the claims of the pods whose containers it starts again.
-	claim, _ := s.pods.ownClaim(ctx, pod)
-	plugin, err := workload.Dial(env.node.Socket())
-	s.must(err)
-	defer func() { s.must(plugin.Close()) }()
-	_, err = plugin.Prepare(ctx, claim)
-	s.must(err)
-	s.hardware.waitPartitions(ctx, before...)
-	s.plugin.waitRecords(ctx, env.node, claim.Name)
-	s.pods.delete(ctx, "holds")
-	s.hardware.waitPartitions(ctx)
-}

@@ -262,7 +262,6 @@ func (s hardware) checkDaemon(before process.Process) {
 	}
 }
 
-// daemon is the process of the one MPS control daemon.
 func (s hardware) daemon() process.Process {
 	s.Helper()
 	for _, p := range processes() {

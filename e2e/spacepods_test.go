@@ -238,7 +238,6 @@ func (s pods) environment(ctx context.Context, pod *corev1.Pod, prefixes ...stri
 	return found
 }
 
-// device is the one device that a pod has.
 func (s pods) device(ctx context.Context, pod *corev1.Pod) string {
 	s.Helper()
 	names := s.devices(ctx, pod)

@@ -54,6 +54,7 @@ var nevers = []never{
 		except(` pkg/tools/(pools|resourcepool)$`),
 	rule(`^pkg/sim(/|$)`, `^pkg/(driver|tools|scheduler|cli)(/|$)`, "a simulated node is made of facts").
 		except(`^pkg/sim/simulated pkg/driver/nvml$`), // sessions of NVML on simulated nodes
+	rule(`^(api|cmd|pkg)/`, `^pkg/golden$`, "tests alone compare with files"),
 	rule(`^(api|cmd|pkg)/`, `^pkg/sim(/|$)`, "simulated nodes are loaded as a library").except(`^(pkg/sim|cmd/nvml-sim)`),
 	rule(`^(api|cmd|pkg)/`, `^github\.com/NVIDIA/go-nv(ml|lib)(/|$)`, "pkg/driver/nvml alone talks to NVML").except(`^pkg/driver/nvml `),
 	rule(`^pkg/driver/(nvml|health|smi|driverroot|processes|filewatch)$`, `^pkg/driver/(plugin|controller|claims|cluster|publisher)$`,

@@ -32,7 +32,6 @@ func newModels() *cobra.Command {
 	}
 }
 
-// createFlags are the flags of create.
 type createFlags struct {
 	root, model, library, seed, driver string
 	force, noDeviceNodes               bool

@@ -12,7 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// faultFlags are the flags of fault.
 type faultFlags struct {
 	root       string
 	gpu        int

@@ -155,7 +155,6 @@ func (s *smi) version() error {
 	return nil
 }
 
-// versions of the driver, and of the CUDA that it has.
 func (s *smi) versions() (driver, cuda string, err error) {
 	if driver, err = s.node.SystemDriverVersion(); err != nil {
 		return "", "", err

@@ -33,7 +33,6 @@ func (s *smi) list(devices []*sim.Device) error {
 	return nil
 }
 
-// partitions lists the compute instances of a GPU.
 func partitions(g *sim.GPUStatus) []sim.ComputeStatus {
 	var all []sim.ComputeStatus
 	for _, gi := range g.Instances {

@@ -46,7 +46,6 @@ func as(t *testing.T, ctx context.Context, pod *corev1.Pod) kubernetes.Interface
 	return client
 }
 
-// sliceOf is a slice of a node, driver and pool.
 func sliceOf(node, driver, pool string) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
@@ -266,7 +265,6 @@ func opaque(driver string, raw []byte) resourceapi.DeviceConfiguration {
 	return workload.Parameters(driver, raw)
 }
 
-// ask is a claim spec with one request.
 func ask(class string, change func(*resourceapi.ExactDeviceRequest)) resourceapi.ResourceClaimSpec {
 	spec := workload.ClaimSpec(class, 0)
 	spec.Devices.Requests[0].Exactly.AllocationMode = "" // the API's defaults

@@ -108,7 +108,6 @@ func typed[T any](t testing.TB, objects []*unstructured.Unstructured, kind, name
 	return converted
 }
 
-// podOfSet is the pod of the DaemonSet of a name.
 func podOfSet(t testing.TB, objects []*unstructured.Unstructured, name string) *corev1.PodSpec {
 	t.Helper()
 	return &typed[appsv1.DaemonSet](t, objects, "DaemonSet", name).Spec.Template.Spec

@@ -5,7 +5,6 @@ package cluster
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,9 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/clientcmd"
-)
 
-var update = flag.Bool("update", false, "write the golden files anew")
+	"github.com/cleave-dra/cleave/pkg/golden"
+)
 
 // testState is a machine with everything this package adapts to.
 func testState() state {
@@ -48,17 +47,7 @@ func TestConfiguration_Golden(t *testing.T) {
 		"kubelet.json":    asJSON(kubeletConfiguration(l, s, s.machines()[0])),
 		"network.json":    asJSON(networkConfiguration(l, s.machines()[0])),
 	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join("testdata", name)
-			if *update {
-				must(t, os.WriteFile(path, []byte(got), 0o644))
-			}
-			want, err := os.ReadFile(path)
-			must(t, err)
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("differs from %s (-want +got); go test -update writes it anew:\n%s", path, diff)
-			}
-		})
+		golden.Check(t, filepath.Join("testdata", name), got)
 	}
 }
 

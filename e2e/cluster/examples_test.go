@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// examplePods are the pods of deployments/examples, by file.
 func examplePods(t *testing.T) map[string][]*corev1.Pod {
 	t.Helper()
 	files, err := filepath.Glob("../../deployments/examples/*.yaml")

@@ -52,7 +52,6 @@ func (l layout) directories() []string {
 	return []string{l.path("pki"), l.path("pids"), l.path("logs"), l.path("etcd"), l.images()}
 }
 
-// nodeDirectories are those of a node.
 func (l layout) nodeDirectories() []string {
 	return []string{
 		l.path("pki"), l.path("pids"), l.path("logs"), l.podLogs(), l.path("run"), l.path("s"),

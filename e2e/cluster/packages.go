@@ -95,7 +95,6 @@ func Chromium(ctx context.Context, out io.Writer) (string, error) {
 	return path, aptInstall(ctx, out, []hostPackage{p})
 }
 
-// aptInstall installs packages that are missing.
 func aptInstall(ctx context.Context, out io.Writer, missing []hostPackage) error {
 	if len(missing) == 0 {
 		return nil

@@ -137,7 +137,6 @@ func makeDirectories(list []string, private ...string) error {
 	return nil
 }
 
-// prepareNode makes the directories of a node.
 func prepareNode(l layout) error {
 	if err := makeDirectories(l.nodeDirectories(), l.path("pki"), l.path("s")); err != nil {
 		return err

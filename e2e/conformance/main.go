@@ -187,7 +187,6 @@ func (o *options) shell(ctx context.Context, command, pool, device string) error
 	return nil
 }
 
-// list writes the cases.
 func list(w io.Writer) error {
 	for _, c := range suite.Cases() {
 		if _, err := fmt.Fprintf(w, "%s\n  %s\n  %s\n", c.Name, c.Rule, c.Source); err != nil {

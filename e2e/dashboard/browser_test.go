@@ -42,7 +42,6 @@ func smallCluster(t testing.TB) *bed {
 	return b
 }
 
-// setRule taints a device.
 func (b *bed) setRule(name, pool, device string) {
 	r := resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool, Device: &device}

@@ -40,7 +40,6 @@ func published() []Event {
 	}
 }
 
-// at makes an event at a second.
 func at(seconds float64, fact Fact) Event {
 	return Event{At: time.Duration(seconds * float64(time.Second)), Fact: fact}
 }

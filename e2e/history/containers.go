@@ -120,7 +120,6 @@ func (c *checker) checkPrepared(cl *claim, r run) *Violation {
 	}
 }
 
-// checkDevice checks one device of a tenure.
 func (c *checker) checkDevice(cl *claim, t *tenure, device string) []Violation {
 	var all []Violation
 	answers := []Event{*t.prepared.returned}

@@ -48,7 +48,6 @@ func wholeOf(device string) string {
 	return strings.TrimSuffix(device, "-timeslice")
 }
 
-// gpuOf is the GPU of a device.
 func gpuOf(device string) string {
 	if gpu, _, _, ok := placeOf(device); ok {
 		return gpu

@@ -23,7 +23,6 @@ func (p place) holdings(ctx context.Context) (map[string][]string, error) {
 // everyKind are those that pods of all tiers have.
 var everyKind = []string{"records", "CDI specs", "partitions", "compute modes", "MPS processes"}
 
-// waitHoldsNothing waits until a node has nothing for claims any more.
 func (p place) waitHoldsNothing(t *testing.T, ctx context.Context) {
 	t.Helper()
 	must(t, workload.Until(ctx, "node "+p.Name()+" to have nothing for claims", func(ctx context.Context) (bool, string, error) {

@@ -16,7 +16,6 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// lostNode is the node that is lost, and those that are not.
 func lostNode(t *testing.T, ctx context.Context) (lost place, others []place) {
 	t.Helper()
 	schedulers, err := podsOf(ctx, "scheduler")

@@ -102,7 +102,7 @@ func runnable(t *testing.T, raw []byte, copies int) (objects []any) {
 			for range copies {
 				pod := found[i].DeepCopy()
 				pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-				if found[i].IsTemplate {
+				if of.Kind != "Pod" {
 					pod.Name = fmt.Sprintf("%s-%d", of.Name, len(objects))
 				}
 				standIn(&pod.Spec)
@@ -158,7 +158,6 @@ func running(t *testing.T, ctx context.Context, n int, selected func(*corev1.Pod
 
 func all(*corev1.Pod) bool { return true }
 
-// devices of a pod.
 func devices(t *testing.T, ctx context.Context, pod *corev1.Pod) []workload.Allocated {
 	t.Helper()
 	found, err := env.client.Devices(ctx, pod)
@@ -169,7 +168,6 @@ func devices(t *testing.T, ctx context.Context, pod *corev1.Pod) []workload.Allo
 // gpuOf is the GPU of a device, by the device's name.
 func gpuOf(device string) string { return strings.Join(strings.Split(device, "-")[:5], "-") }
 
-// nodesOf are the nodes of pods.
 func nodesOf(pods []corev1.Pod) map[string]int {
 	nodes := map[string]int{}
 	for i := range pods {

@@ -151,7 +151,6 @@ func (c *cluster) get(class string) (device string, release func()) {
 	return devices[0], release
 }
 
-// parent is the index of the GPU that a device is of.
 func (c *cluster) parent(device string) int {
 	c.t.Helper()
 	i := slices.IndexFunc(c.inventory.GPUs, func(g gpu.GPU) bool { return strings.HasPrefix(device, g.PCI.DeviceName()) })

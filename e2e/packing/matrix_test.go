@@ -5,7 +5,6 @@ package packing
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,15 +12,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 // releases are the releases of Kubernetes whose allocators are tried, with the features that their kube-scheduler enables by
 // default. Other schedulers embed one of them, such as KAI up to 0.17 that of 1.35, without features.
@@ -99,7 +96,7 @@ func TestMatrix_Schedulers(t *testing.T) {
 			}
 		}
 	}
-	checkGolden(t, filepath.Join("testdata", "schedulers.txt"), trimLines(text.String()))
+	golden.Check(t, filepath.Join("testdata", "schedulers.txt"), trimLines(text.String()))
 }
 
 // claimsOf are claims for one device of a class each, by the class's name.
@@ -183,17 +180,5 @@ func word(t *testing.T, class string, o outcome) string {
 		return "unshared"
 	default:
 		return "yes"
-	}
-}
-
-// checkGolden compares a text with a file, or writes the file if the test is run with -update.
-func checkGolden(t *testing.T, file, got string) {
-	t.Helper()
-	if *update {
-		must(t, os.WriteFile(file, []byte(got), 0o600))
-	}
-	want := readFile(t, file)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
 
 // TestMatrix_Occupied writes down what the allocators of which release allocate of one GPU that a claim has already: refused is right, but
@@ -42,7 +44,7 @@ func TestMatrix_Occupied(t *testing.T) {
 			lines[i+1] += fmt.Sprintf(" %-8s", second(t, published, o))
 		}
 	}
-	checkGolden(t, filepath.Join("testdata", "occupied.txt"), trimLines(strings.Join(lines, "\n")))
+	golden.Check(t, filepath.Join("testdata", "occupied.txt"), trimLines(strings.Join(lines, "\n")))
 }
 
 // second says what the second of two claims got of a GPU.

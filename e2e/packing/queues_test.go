@@ -64,7 +64,6 @@ func TestQueues_Examples(t *testing.T) {
 	}
 }
 
-// kueueObjects are those of a file of the examples.
 func kueueObjects(t *testing.T, name string) (objects []kueueObject) {
 	t.Helper()
 	for document := range bytes.SplitSeq(readFile(t, filepath.Join(examplesDir, "kueue", name+".yaml")), []byte("\n---\n")) {

@@ -6,8 +6,10 @@ package process
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +21,9 @@ import (
 
 // poll is how often a program is asked whether it is ready.
 const poll = 20 * time.Millisecond
+
+// askTimeout is how long a program may take to answer.
+const askTimeout = 5 * time.Second
 
 // Program is a run of a program, with its output in a file.
 type Program struct {
@@ -90,6 +95,29 @@ func (p *Program) WaitReady(ctx context.Context, ready func(context.Context) err
 		case <-tick.C:
 		}
 	}
+}
+
+// WaitAnswer waits until the program answers at a URL.
+func (p *Program) WaitAnswer(ctx context.Context, url string) error {
+	return p.WaitReady(ctx, func(ctx context.Context) error { return Ask(ctx, url) })
+}
+
+// Ask is an error unless a URL is answered with success. Programs may show certificates that they made themselves.
+func Ask(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: askTimeout}
+	defer client.CloseIdleConnections()
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s", url, response.Status)
+	}
+	return errors.Join(err, response.Body.Close())
 }
 
 // LogTail is the end of the program's log.

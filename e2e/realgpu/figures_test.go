@@ -32,7 +32,6 @@ type figures map[string]float64
 
 func (f figures) String() string { return fmt.Sprintf("%v", map[string]float64(f)) }
 
-// used reads the figures of a pod.
 func (b *bed) used(ctx context.Context, pod string) (figures, string, error) {
 	url := "http://" + net.JoinHostPort("127.0.0.1", b.metrics) + "/metrics"
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)

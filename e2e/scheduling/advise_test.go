@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,21 +82,7 @@ func prometheusOf(t *testing.T, tools, data string) (url string) {
 	t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	must(t, p.WaitReady(ctx, func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/-/ready", http.NoBody)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("status %s", response.Status)
-		}
-		return nil
-	}))
+	must(t, p.WaitAnswer(ctx, "http://"+address+"/-/ready"))
 	return "http://" + address
 }
 

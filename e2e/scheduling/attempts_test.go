@@ -148,7 +148,6 @@ func (b *bed) label(node, key, value string) {
 // addVolume creates a volume of a zone and a claim that has it, as controllers bind them.
 func addVolume(b *bed, name, zone string) { addVolumeOf(b, name, corev1.LabelTopologyZone, zone) }
 
-// addVolumeOn is addVolume for one of a node.
 func addVolumeOn(b *bed, name, node string) { addVolumeOf(b, name, corev1.LabelHostname, node) }
 
 func addVolumeOf(b *bed, name, label, value string) {

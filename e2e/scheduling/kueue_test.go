@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -125,19 +124,7 @@ func (b *queueBed) startKueue(program, configuration string) {
 		if err := b.mountCertificates(ctx, certificates); err != nil {
 			return err
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/readyz", health), http.NoBody)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("it is not ready: %s", response.Status)
-		}
-		return nil
+		return process.Ask(ctx, fmt.Sprintf("http://127.0.0.1:%d/readyz", health))
 	}))
 }
 
@@ -224,7 +211,6 @@ func (b *queueBed) kubectl(input string, args ...string) {
 	}
 }
 
-// readExample is a file of the examples for Kueue.
 func readExample(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(kueueExamples, name+".yaml"))

@@ -4,11 +4,8 @@ package scheduling
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,7 +41,6 @@ func newBed(t *testing.T, nodes ...string) *bed {
 	return newBedOf(t, nil, nodes...)
 }
 
-// newBedOf is newBed with feature gates.
 func newBedOf(t *testing.T, gates map[string]bool, nodes ...string) *bed {
 	t.Helper()
 	b := newBedWith(t, cluster.Options{FeatureGates: gates})
@@ -113,25 +109,9 @@ func (b *bed) start(program string, args ...string) {
 	must(b.t, err)
 	p := b.scheduler
 	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	defer client.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
-	must(b.t, p.WaitReady(ctx, func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/readyz", port), http.NoBody)
-		if err != nil {
-			return err
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
-	}))
+	must(b.t, p.WaitAnswer(ctx, fmt.Sprintf("https://127.0.0.1:%d/readyz", port)))
 }
 
 // config is the file of its configuration. More are arguments of other plugins.

@@ -57,17 +57,14 @@ const (
 // pod has these lines as its spec.
 func pod(spec ...string) string { return podHead + strings.Join(spec, "") }
 
-// limits is a pod with limits.
 func limits(text string) string {
 	return pod("  containers: [{name: c, image: i, resources: {limits: {" + text + "}}}]\n")
 }
 
-// template has these devices.
 func template(devices string) string {
 	return "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: t, namespace: default}\nspec: {spec: {devices: {" + devices + "}}}\n"
 }
 
-// asks is a pod with a claim for these devices.
 func asks(devices string) string { return pod(uses, claims) + template(devices) }
 
 // request is one for devices of a class, with other fields.
@@ -75,12 +72,10 @@ func request(class string, more ...string) string {
 	return "requests: [{name: gpu, exactly: {" + strings.Join(append([]string{"deviceClassName: " + class}, more...), ", ") + "}}]"
 }
 
-// selecting is a request whose selector is this.
 func selecting(expression string) string {
 	return asks(request("gpu.cleave.dev", fmt.Sprintf("selectors: [{cel: {expression: %q}}]", expression)))
 }
 
-// given is a request with parameters for a driver.
 func given(request, driver, parameters string) string {
 	return asks(request + ", config: [{opaque: {driver: " + driver + ", parameters: {" + parameters + "}}}]")
 }
@@ -125,7 +120,6 @@ func (a answer) want(t *testing.T, who string, want answer) {
 	}
 }
 
-// command runs cleave.
 func command(ctx context.Context, args ...string) answer {
 	var out bytes.Buffer
 	code := cli.Run(ctx, commands.New("cleave"), args, &out, &out)

@@ -115,7 +115,6 @@ type kueueWorkload struct {
 	Status   struct{ Conditions []metav1.Condition }
 }
 
-// objects reads objects of Kueue.
 func (b *queueBed) objects(ctx context.Context, path string, into any) error {
 	data, err := b.kube.Discovery().RESTClient().Get().AbsPath("/apis/kueue.x-k8s.io/v1beta2/" + path).DoRaw(ctx)
 	if err != nil {
@@ -127,7 +126,6 @@ func (b *queueBed) objects(ctx context.Context, path string, into any) error {
 	return nil
 }
 
-// describe lists all Workloads.
 func (b *queueBed) describe() string {
 	var list struct{ Items []kueueWorkload }
 	if err := b.objects(context.WithoutCancel(b.t.Context()), "workloads", &list); err != nil {

@@ -4,7 +4,6 @@ package scheduling
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -24,6 +23,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
 
 // The feature gates that decide what an API server keeps of devices, and a scheduler counts.
@@ -226,8 +226,6 @@ func waitTried(b *bed) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the table of releases into docs/install.md")
-
 // checkTable compares the table below its mark in a document, or writes it.
 func checkTable(t *testing.T, file, table string) {
 	t.Helper()
@@ -239,7 +237,7 @@ func checkTable(t *testing.T, file, table string) {
 	if !found || !ended {
 		t.Fatalf("%s has no table between %q and %q", file, begin, end)
 	}
-	if *update {
+	if *golden.Update {
 		must(t, os.WriteFile(file, []byte(before+begin+table+end+after), 0o644))
 		return
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// addPodOf creates a pod with a claim of its name.
 func (b *bed) addPodOf(name string, spec resourceapi.ResourceClaimSpec, change ...func(*corev1.Pod)) {
 	b.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
@@ -46,7 +45,6 @@ func addNICs(b *bed, node string, numa int64) {
 	must(b.t, errOf(b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), slice, metav1.CreateOptions{})))
 }
 
-// addNICClass creates the class of NICs.
 func addNICClass(b *bed) {
 	b.t.Helper()
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic"}, Spec: resourceapi.DeviceClassSpec{

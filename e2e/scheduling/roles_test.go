@@ -64,7 +64,6 @@ func (b *bed) applyChart(values string, templates ...string) {
 	must(b.t, err)
 }
 
-// token is one of an account of the release.
 func (b *bed) token(account string) string {
 	b.t.Helper()
 	token, err := b.kube.CoreV1().ServiceAccounts(releaseNamespace).CreateToken(b.t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})

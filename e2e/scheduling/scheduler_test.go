@@ -85,7 +85,6 @@ func (b *bed) addPods(prefix, class string, n int, change ...func(*corev1.Pod)) 
 	}
 }
 
-// podWith is a pod for cleave-scheduler whose container has claims.
 func podWith(claims ...corev1.PodResourceClaim) *corev1.Pod {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		SchedulerName: "cleave-scheduler", Containers: []corev1.Container{{Name: "c", Image: "i"}}, ResourceClaims: claims,
@@ -143,7 +142,6 @@ func (b *bed) gpus() map[string]int {
 	return gpus
 }
 
-// results are what claims have allocated.
 func (b *bed) results() (allocated []resourceapi.DeviceRequestAllocationResult) {
 	b.t.Helper()
 	claims, err := b.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(b.t.Context(), metav1.ListOptions{})

@@ -21,7 +21,6 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// onNode is a pod that may be on one node only.
 func onNode(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": name} }
 }

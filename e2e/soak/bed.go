@@ -111,7 +111,6 @@ func (b *bed) mountState() error {
 	return nil
 }
 
-// values of the release.
 func (b *bed) values() string {
 	return b.Values(release.Settings{APIHost: cluster.PodGateway, APIPort: b.api.Port, Cgroups: b.cgroups, RegistryDir: b.registry}) +
 		fmt.Sprintf("policies:\n  default: {rules: %s}\n  other: {rules: %s}\n", policy, otherPolicy)

@@ -157,7 +157,6 @@ func (f releaseFaults) waitPlugin(ctx context.Context, verbosity string) error {
 	})
 }
 
-// releasePods are the pods of a component of the release.
 func (b *bed) releasePods(ctx context.Context, component string) ([]corev1.Pod, error) {
 	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component}
 	list, err := b.kube.CoreV1().Pods(release.Namespace).List(ctx, selector)

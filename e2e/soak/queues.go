@@ -24,7 +24,6 @@ const (
 // queues are the classes of the other pods.
 func queues() []string { return []string{interactive, batch, backfill} }
 
-// createClasses creates the PriorityClasses.
 func createClasses(ctx context.Context, kube kubernetes.Interface) error {
 	for i, name := range []string{steady, interactive, batch, backfill} {
 		class := &schedulingapi.PriorityClass{
@@ -50,7 +49,6 @@ func createOwner(ctx context.Context, kube kubernetes.Interface) (metav1.OwnerRe
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID, Controller: new(true)}, nil
 }
 
-// queued is a pod of a shape in a queue, for a scheduler.
 func (s Shape) queued(name, scheduler, class string) *corev1.Pod {
 	pod := s.manifest(name, "")
 	pod.Spec.SchedulerName, pod.Spec.PriorityClassName = scheduler, class

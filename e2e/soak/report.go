@@ -278,7 +278,6 @@ func (t *tally) recovered(f Fault, took time.Duration) {
 	t.print("fault %d: %s%s: recovered in %.1f s; %d claims so far", f.Index, f.Kind, also, took.Seconds(), t.claims)
 }
 
-// report makes the report.
 func (t *tally) report(took time.Duration, leaks []string) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -4,11 +4,9 @@ package soak
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,24 +99,7 @@ func (s *scheduler) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
-	defer client.CloseIdleConnections()
-	url := "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) + "/readyz"
-	return s.process.WaitReady(ctx, func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-		if err != nil {
-			return err
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
-	})
+	return s.process.WaitAnswer(ctx, "https://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))+"/readyz")
 }
 
 // stop ends the process, if there is one.

@@ -41,7 +41,6 @@ const (
 	podVariable = "SOAK_POD"
 )
 
-// spec of the claim.
 func (a Ask) spec() resourceapi.ResourceClaimSpec {
 	switch a {
 	case AskPair:

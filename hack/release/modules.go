@@ -37,7 +37,6 @@ type linked struct{ path, version string }
 
 func (l linked) String() string { return l.path + "@" + l.version }
 
-// readProgram reads from a program what is in it.
 func readProgram(path string) (program, error) {
 	data, err := readPacked(path)
 	if err != nil {

@@ -56,7 +56,6 @@ func snapshotOf(ctx context.Context, repository string, dirty bool) (snapshot, e
 	return s, nil
 }
 
-// file reads a file of the commit.
 func (s snapshot) file(ctx context.Context, path string) (string, error) {
 	return s.git(ctx, "show", s.commit+":"+path)
 }

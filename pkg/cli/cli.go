@@ -100,7 +100,6 @@ func NewRoot(name, short, long string, subcommands ...*cobra.Command) *cobra.Com
 	return root
 }
 
-// newVersion is the command for --version.
 func newVersion(name string) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",

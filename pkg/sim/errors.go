@@ -158,7 +158,6 @@ func (e *Error) Is(target error) bool {
 	return r != nil && r.sentinel != nil && r.sentinel == target
 }
 
-// fail makes an Error.
 func fail(call string, code int, format string, args ...any) *Error {
 	return &Error{Call: call, Code: code, Detail: fmt.Sprintf(format, args...)}
 }

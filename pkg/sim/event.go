@@ -109,7 +109,6 @@ func (s *EventSet) Wait(timeout time.Duration) (Event, error) {
 	}
 }
 
-// next returns the next event if there is one.
 func (s *EventSet) next(call string) (Event, bool, error) {
 	node, err := s.node.state.load()
 	if err != nil {

@@ -46,7 +46,6 @@ func checkComputeMode(mode int) error {
 // Modes are the settings and the virtualization of a GPU.
 type Modes struct{ *access }
 
-// noComputeMode is the error of GPUs in MIG mode.
 func (d Modes) noComputeMode(call string) error {
 	return fail(call, CodeNotSupported, "GPU %d is in MIG mode: its partitions have compute modes", d.index)
 }

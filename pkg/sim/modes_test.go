@@ -12,7 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// migPartition creates a partition of a GPU.
 func migPartition(t *testing.T, d *Device, profile, compute, start int) *MIGDevice {
 	t.Helper()
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: d.board.profileByID(profile).Size})

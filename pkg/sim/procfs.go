@@ -33,7 +33,6 @@ func capGPUInstance(gpuMinor, instance int) int {
 	return capFirst + gpuMinor*capPerGPU + instance*capPerInstance
 }
 
-// capComputeInstance is the minor of a compute instance.
 func capComputeInstance(gpuMinor, instance, compute int) int {
 	return capGPUInstance(gpuMinor, instance) + 1 + compute
 }

@@ -213,7 +213,6 @@ func decodeGPUState(data []byte, b *Board) (*gpuState, error) {
 	return &s, nil
 }
 
-// checkCompute checks the compute instances of a GPU instance.
 func checkCompute(p *Profile, compute []computeInstance) error {
 	var made gpuInstance
 	for _, ci := range compute {

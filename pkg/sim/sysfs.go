@@ -16,7 +16,6 @@ func (n *Node) Sysfs() fs.ReadLinkFS {
 	return livePCI{newTree(n.spec.sysfs()), n}
 }
 
-// sysfs creates the files.
 func (s *spec) sysfs() map[string]treeFile {
 	files := map[string]treeFile{}
 	for i := range s.GPUs {
@@ -53,7 +52,6 @@ func (s *spec) addPCI(files map[string]treeFile, e *pciEntry) {
 	s.addEndpoint(files, e)
 }
 
-// addFunction adds the files of one PCI function.
 func (s *spec) addFunction(files map[string]treeFile, e *pciEntry) {
 	dir := deviceDir(e)
 	addFile(files, dir+"/vendor", e.Vendor+"\n")

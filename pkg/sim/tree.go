@@ -171,7 +171,6 @@ func (i treeInfo) ModTime() time.Time { return time.Time{} }
 func (i treeInfo) IsDir() bool        { return i.mode.IsDir() }
 func (i treeInfo) Sys() any           { return nil }
 
-// openFile is an open file.
 type openFile struct {
 	*bytes.Reader
 	info treeInfo

@@ -14,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -99,9 +98,7 @@ func (f *adviseFlags) advise(ctx context.Context, client kubernetes.Interface, n
 		return nil, err
 	}
 	var claims []*resourceapi.ResourceClaim
-	err = each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
-	}, func(c *resourceapi.ResourceClaim) {
+	err = each(ctx, "ResourceClaims", client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List, func(c *resourceapi.ResourceClaim) {
 		if isAllocated(c, f.driver) {
 			c.ManagedFields, c.Status.Devices = nil, nil
 			claims = append(claims, c)
@@ -113,9 +110,7 @@ func (f *adviseFlags) advise(ctx context.Context, client kubernetes.Interface, n
 	cluster := sizing.NewCluster(f.driver, claims)
 	err = errors.Join(
 		eachSlice(ctx, client, fields.Set{resourceapi.ResourceSliceSelectorDriver: f.driver}, cluster.AddSlice),
-		each(ctx, "Pods", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-		}, cluster.AddPod),
+		each(ctx, "Pods", client.CoreV1().Pods(metav1.NamespaceAll).List, cluster.AddPod),
 	)
 	if err != nil {
 		return nil, err

@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/cli"
@@ -132,15 +131,5 @@ type printedTemplate struct {
 func printTemplate(w io.Writer, template *resourceapi.ResourceClaimTemplate, form string) error {
 	out := printedTemplate{TypeMeta: template.TypeMeta}
 	out.Metadata.Name, out.Spec.Spec = template.Name, template.Spec.Spec
-	if form == "json" {
-		return cli.PrintJSON(w, out)
-	}
-	data, err := yaml.Marshal(out)
-	if err != nil {
-		return fmt.Errorf("encode the template: %w", err)
-	}
-	if _, err := w.Write(data); err != nil {
-		return fmt.Errorf("print the template: %w", err)
-	}
-	return nil
+	return cli.PrintAs(w, form, out)
 }

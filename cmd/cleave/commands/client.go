@@ -71,8 +71,10 @@ func (f *clientFlags) client() (client kubernetes.Interface, namespace string, e
 }
 
 // each lists objects page by page: do may keep its argument.
-func each[T any](ctx context.Context, what string, list pager.ListPageFunc, do func(*T)) error {
-	pages := pager.New(list)
+func each[T any, L runtime.Object](
+	ctx context.Context, what string, list func(context.Context, metav1.ListOptions) (L, error), do func(*T),
+) error {
+	pages := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return list(ctx, opts) })
 	pages.PageSize, pages.PageBufferSize = pageSize, 0
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
 		if item, ok := o.(any).(*T); ok {
@@ -88,7 +90,7 @@ func each[T any](ctx context.Context, what string, list pager.ListPageFunc, do f
 
 // eachSlice lists the ResourceSlices of a selection page by page.
 func eachSlice(ctx context.Context, client kubernetes.Interface, selector fields.Set, do func(*resourceapi.ResourceSlice)) error {
-	return each(ctx, "ResourceSlices", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	return each(ctx, "ResourceSlices", func(ctx context.Context, opts metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 		opts.FieldSelector = selector.AsSelector().String()
 		return client.ResourceV1().ResourceSlices().List(ctx, opts)
 	}, do)

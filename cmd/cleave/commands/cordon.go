@@ -14,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -190,14 +189,11 @@ func uncordon(ctx context.Context, client kubernetes.Interface, view *inspect.Vi
 	return err
 }
 
-// cordonRules are the rules of cordon for devices of a GPU.
 func cordonRules(
 	ctx context.Context, client kubernetes.Interface, view *inspect.View, g *inspect.GPU,
 ) ([]resourceapi.DeviceTaintRule, error) {
 	var rules []resourceapi.DeviceTaintRule
-	err := each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return client.ResourceV1().DeviceTaintRules().List(ctx, opts)
-	}, func(r *resourceapi.DeviceTaintRule) {
+	err := each(ctx, "DeviceTaintRules", client.ResourceV1().DeviceTaintRules().List, func(r *resourceapi.DeviceTaintRule) {
 		s := r.Spec.DeviceSelector
 		if r.Spec.Taint.Key != nodeslices.TaintCordoned || s == nil || s.Driver == nil || s.Pool == nil || s.Device == nil {
 			return

@@ -18,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -207,27 +206,20 @@ func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string,
 	o.Driver, o.Now = a.driver, time.Now()
 	api := a.client.ResourceV1()
 	err = errors.Join(
-		each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return a.client.CoreV1().Nodes().List(ctx, opts)
-		}, func(n *corev1.Node) {
+		each(ctx, "Nodes", a.client.CoreV1().Nodes().List, func(n *corev1.Node) {
 			o.Nodes = append(o.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}, Spec: n.Spec,
 				Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable}})
 		}),
-		each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return api.ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
-		}, func(c *resourceapi.ResourceClaim) {
+		each(ctx, "ResourceClaims", api.ResourceClaims(metav1.NamespaceAll).List, func(c *resourceapi.ResourceClaim) {
 			if c.Status.Allocation != nil || a.isAsked(c.Namespace) {
 				c.ManagedFields = nil
 				o.Claims = append(o.Claims, c)
 			}
 		}),
-		each(ctx, "DeviceClasses", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return api.DeviceClasses().List(ctx, opts)
-		}, func(c *resourceapi.DeviceClass) { o.Classes = append(o.Classes, c) }),
+		each(ctx, "DeviceClasses", api.DeviceClasses().List, func(c *resourceapi.DeviceClass) { o.Classes = append(o.Classes, c) }),
 	)
-	rulesErr := each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return api.DeviceTaintRules().List(ctx, opts)
-	}, func(r *resourceapi.DeviceTaintRule) { o.Rules = append(o.Rules, r) })
+	rulesErr := each(ctx, "DeviceTaintRules", api.DeviceTaintRules().List,
+		func(r *resourceapi.DeviceTaintRule) { o.Rules = append(o.Rules, r) })
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
 	}
@@ -239,17 +231,14 @@ func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string,
 // running lists the pods that could be evicted, as far as the user may.
 func (a *asker) running(ctx context.Context) *explain.Running {
 	r := &explain.Running{Now: time.Now()}
-	r.PodsUnread = each(ctx, "Pods", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return a.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-	}, func(p *corev1.Pod) {
+	r.PodsUnread = each(ctx, "Pods", a.client.CoreV1().Pods(metav1.NamespaceAll).List, func(p *corev1.Pod) {
 		r.Pods = append(r.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels,
 			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp},
 			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, SchedulerName: p.Spec.SchedulerName, Priority: p.Spec.Priority},
 			Status: corev1.PodStatus{StartTime: p.Status.StartTime}})
 	})
-	r.BudgetsUnread = each(ctx, "PodDisruptionBudgets", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return a.client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, opts)
-	}, func(b *policyv1.PodDisruptionBudget) { r.Budgets = append(r.Budgets, b) })
+	r.BudgetsUnread = each(ctx, "PodDisruptionBudgets", a.client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List,
+		func(b *policyv1.PodDisruptionBudget) { r.Budgets = append(r.Budgets, b) })
 	return r
 }
 
@@ -322,9 +311,8 @@ func (a *asker) namespaceOf(ctx context.Context, pod *corev1.Pod, o explain.Obje
 		}
 	}
 	if len(pod.Spec.ResourceClaims) > 0 || a.file != nil {
-		in.QuotasUnread = each(ctx, "ResourceQuotas", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return a.client.CoreV1().ResourceQuotas(pod.Namespace).List(ctx, opts)
-		}, func(q *corev1.ResourceQuota) { in.Quotas = append(in.Quotas, q) })
+		in.QuotasUnread = each(ctx, "ResourceQuotas", a.client.CoreV1().ResourceQuotas(pod.Namespace).List,
+			func(q *corev1.ResourceQuota) { in.Quotas = append(in.Quotas, q) })
 	}
 	return in, nil
 }
@@ -334,7 +322,7 @@ func (a *asker) eventsOf(ctx context.Context, pod *corev1.Pod) (events []corev1.
 	if pod.Spec.NodeName != "" {
 		return nil
 	}
-	_ = each(ctx, "Events", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	_ = each(ctx, "Events", func(ctx context.Context, opts metav1.ListOptions) (*corev1.EventList, error) {
 		opts.FieldSelector = fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()
 		return a.client.CoreV1().Events(pod.Namespace).List(ctx, opts)
 	}, func(e *corev1.Event) {

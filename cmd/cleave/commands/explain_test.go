@@ -45,7 +45,6 @@ func classes(t *testing.T) []runtime.Object {
 	return objects
 }
 
-// wants is a spec for devices of a class.
 func wants(class string, count int64) resourceapi.ResourceClaimSpec {
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu",
 		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count, AllocationMode: resourceapi.DeviceAllocationModeExactCount}}}}}

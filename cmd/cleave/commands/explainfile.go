@@ -64,7 +64,6 @@ func (a *asker) isAsked(namespace string) bool {
 		slices.ContainsFunc(a.file.Pods, func(p validation.Pod) bool { return p.Namespace == namespace })
 }
 
-// templates are those of the file in a namespace.
 func (a *asker) templates(namespace string) []*resourceapi.ResourceClaimTemplate {
 	if a.file == nil {
 		return nil

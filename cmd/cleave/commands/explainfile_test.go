@@ -34,7 +34,7 @@ func explained(t *testing.T, a *asker, text, format string) (outcome, error) {
 	return outcome{stdout: stdout.String(), stderr: stderr.String()}, err
 }
 
-// Newcomer 1: all examples, as they are, by both.
+// All examples, as they are, by both.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob(examples + "/*.yaml")
 	if err != nil || len(files) != 17 {
@@ -102,7 +102,7 @@ const (
 	spec     = "{containers: [{name: main, resources: {claims: [{name: gpu}]}}], resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]}"
 )
 
-// Newcomer 1: what people have.
+// What people have.
 func TestExplain_File(t *testing.T) {
 	client := cluster(t, classes(t)...)
 	deployment := "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {replicas: 2, template: {spec: " + spec + "}}\n"

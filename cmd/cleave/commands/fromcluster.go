@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
@@ -93,9 +92,7 @@ func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) 
 // nodeStates reports which nodes accept pods; nil if they cannot be read.
 func nodeStates(ctx context.Context, client kubernetes.Interface) (map[string]string, error) {
 	states := map[string]string{}
-	err := each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return client.CoreV1().Nodes().List(ctx, opts)
-	}, func(n *corev1.Node) { states[n.Name] = inspect.NodeState(n) })
+	err := each(ctx, "Nodes", client.CoreV1().Nodes().List, func(n *corev1.Node) { states[n.Name] = inspect.NodeState(n) })
 	if err != nil {
 		return nil, fmt.Errorf("free capacity includes nodes that accept no pods: %w", err)
 	}
@@ -105,9 +102,7 @@ func nodeStates(ctx context.Context, client kubernetes.Interface) (map[string]st
 // allocations reads the claims that are allocated devices of a driver, and the taints of DeviceTaintRules. rulesErr is why there
 // are none of the latter: older releases have no such API.
 func allocations(ctx context.Context, client kubernetes.Interface, driver string, p *inspect.Pool) (rulesErr, err error) {
-	err = each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
-	}, func(c *resourceapi.ResourceClaim) {
+	err = each(ctx, "ResourceClaims", client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List, func(c *resourceapi.ResourceClaim) {
 		if isAllocated(c, driver) {
 			c.ManagedFields = nil
 			p.Claims = append(p.Claims, *c)
@@ -116,16 +111,14 @@ func allocations(ctx context.Context, client kubernetes.Interface, driver string
 	if err != nil {
 		return nil, err
 	}
-	rulesErr = each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return client.ResourceV1().DeviceTaintRules().List(ctx, opts)
-	}, func(r *resourceapi.DeviceTaintRule) { p.Rules = append(p.Rules, *r) })
+	rulesErr = each(ctx, "DeviceTaintRules", client.ResourceV1().DeviceTaintRules().List,
+		func(r *resourceapi.DeviceTaintRule) { p.Rules = append(p.Rules, *r) })
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		return fmt.Errorf("taints of DeviceTaintRules are not shown: %w", rulesErr), nil
 	}
 	return nil, nil
 }
 
-// isAllocated reports whether a claim is allocated devices of a driver.
 func isAllocated(c *resourceapi.ResourceClaim, driver string) bool {
 	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })

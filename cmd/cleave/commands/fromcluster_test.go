@@ -48,7 +48,6 @@ func slicesOf(t *testing.T, model, driver, node string) []runtime.Object {
 	return objects
 }
 
-// claimOn is a claim for a device of a node.
 func claimOn(name, driver, node, device string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
@@ -169,7 +168,6 @@ func TestViewNode_Hints(t *testing.T) {
 	}
 }
 
-// refusing makes a cluster refuse lists of a resource.
 func refusing(t *testing.T, resource string, err error) *fake.Clientset {
 	t.Helper()
 	client := cluster(t)

@@ -76,7 +76,6 @@ func importMIGParted(part migrate.Part, options migrate.Options, _ bool) (*migra
 	return migrate.MIGParted(part.Data, options)
 }
 
-// newImportOf is the command for one kind of file.
 func newImportOf(kind string, read importer, short, name, examples string) *cobra.Command {
 	f := &importFlags{}
 	cmd := &cobra.Command{

@@ -207,7 +207,7 @@ func TestImport_ConfigMap(t *testing.T) {
 	}
 }
 
-// Newcomer 15 and 16: a file of a repository, with the operator's ClusterPolicy. Nodes without a label have what they had.
+// A file of a repository, with the operator's ClusterPolicy. Nodes without a label have what they had.
 func TestImport_Operator(t *testing.T) {
 	file := writeFile(t, "operator.yaml", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: c}\n  data:\n    any: 'version: v1'\n    shared: |\n      version: v1\n"+
 		"      sharing: {timeSlicing: {failRequestsGreaterThanOne: true, renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}\n"+

@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
@@ -35,9 +34,7 @@ func readRepack(ctx context.Context, client kubernetes.Interface, driver string,
 	cluster := repack.NewCluster(o, problems...)
 	err = errors.Join(
 		eachSlice(ctx, client, fields.Set{resourceapi.ResourceSliceSelectorDriver: driver}, cluster.AddSlice),
-		each(ctx, "Pods", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
-		}, cluster.AddPod),
+		each(ctx, "Pods", client.CoreV1().Pods(metav1.NamespaceAll).List, cluster.AddPod),
 	)
 	if err != nil {
 		return nil, err
@@ -49,40 +46,29 @@ func readRepack(ctx context.Context, client kubernetes.Interface, driver string,
 func repackObjects(ctx context.Context, client kubernetes.Interface, driver string) (o repack.Objects, problems []string, err error) {
 	o.Driver = driver
 	err = errors.Join(
-		each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().Nodes().List(ctx, opts)
-		}, func(n *corev1.Node) {
+		each(ctx, "Nodes", client.CoreV1().Nodes().List, func(n *corev1.Node) {
 			n.ManagedFields, n.Status.Images = nil, nil
 			o.Nodes = append(o.Nodes, n)
 		}),
-		each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
-		}, func(c *resourceapi.ResourceClaim) {
+		each(ctx, "ResourceClaims", client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List, func(c *resourceapi.ResourceClaim) {
 			if c.Status.Allocation != nil {
 				c.ManagedFields, c.Status.Devices = nil, nil
 				o.Claims = append(o.Claims, c)
 			}
 		}),
-		each(ctx, "DeviceClasses", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.ResourceV1().DeviceClasses().List(ctx, opts)
-		}, func(c *resourceapi.DeviceClass) { o.Classes = append(o.Classes, c) }),
+		each(ctx, "DeviceClasses", client.ResourceV1().DeviceClasses().List,
+			func(c *resourceapi.DeviceClass) { o.Classes = append(o.Classes, c) }),
 	)
 	optional := func(what string, err error) {
 		if err != nil && !apierrors.IsNotFound(err) {
 			problems = append(problems, fmt.Sprintf("%s are not considered: %v", what, err))
 		}
 	}
-	optional("taints of DeviceTaintRules", each(ctx, "DeviceTaintRules",
-		func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.ResourceV1().DeviceTaintRules().List(ctx, opts)
-		}, func(r *resourceapi.DeviceTaintRule) { o.Rules = append(o.Rules, r) }))
-	optional("PodDisruptionBudgets", each(ctx, "PodDisruptionBudgets",
-		func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, opts)
-		}, func(b *policyv1.PodDisruptionBudget) { o.Budgets = append(o.Budgets, b) }))
-	optional("the nodes of PersistentVolumes", each(ctx, "PersistentVolumes",
-		func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return client.CoreV1().PersistentVolumes().List(ctx, opts)
-		}, func(v *corev1.PersistentVolume) { o.Volumes = append(o.Volumes, v) }))
+	optional("taints of DeviceTaintRules", each(ctx, "DeviceTaintRules", client.ResourceV1().DeviceTaintRules().List,
+		func(r *resourceapi.DeviceTaintRule) { o.Rules = append(o.Rules, r) }))
+	optional("PodDisruptionBudgets", each(ctx, "PodDisruptionBudgets", client.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List,
+		func(b *policyv1.PodDisruptionBudget) { o.Budgets = append(o.Budgets, b) }))
+	optional("the nodes of PersistentVolumes", each(ctx, "PersistentVolumes", client.CoreV1().PersistentVolumes().List,
+		func(v *corev1.PersistentVolume) { o.Volumes = append(o.Volumes, v) }))
 	return o, problems, err
 }

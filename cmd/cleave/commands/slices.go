@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
@@ -92,15 +91,5 @@ func printSlices(w io.Writer, list *resourceapi.ResourceSliceList, form string) 
 	for i := range list.Items {
 		out.Items = append(out.Items, runtime.RawExtension{Object: &list.Items[i]})
 	}
-	if form == "json" {
-		return cli.PrintJSON(w, out)
-	}
-	data, err := yaml.Marshal(out)
-	if err != nil {
-		return fmt.Errorf("encode the slices: %w", err)
-	}
-	if _, err = w.Write(data); err != nil {
-		return fmt.Errorf("print the slices: %w", err)
-	}
-	return nil
+	return cli.PrintAs(w, form, out)
 }

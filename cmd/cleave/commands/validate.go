@@ -68,7 +68,6 @@ func newValidate() *cobra.Command {
 	return cmd
 }
 
-// check validates the flags.
 func (f *validateFlags) check(flags *pflag.FlagSet) error {
 	if len(f.files) == 0 {
 		return errors.New("there is nothing to check: name files or directories with -f")

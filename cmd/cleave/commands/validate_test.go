@@ -3,7 +3,6 @@
 package commands
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,10 +12,9 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 const (
 	examples = "../../../deployments/examples"
@@ -30,19 +28,7 @@ func TestSlices_Layouts(t *testing.T) {
 			if got.code != cli.ExitOK || got.stderr != "" {
 				t.Fatalf("got code %d, stderr %q", got.code, got.stderr)
 			}
-			golden := filepath.Join("testdata", "layouts-"+model+".txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got.stdout), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got.stdout); diff != "" {
-				t.Errorf("slices (-want +got); -update rewrites them:\n%s", diff)
-			}
+			golden.Check(t, filepath.Join("testdata", "layouts-"+model+".txt"), got.stdout)
 		})
 	}
 }

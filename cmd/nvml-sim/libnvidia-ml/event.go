@@ -23,7 +23,6 @@ import (
 // eventSets are the sets that exist, by their handle: the address of a byte of C that nobody else has.
 var eventSets sync.Map // unsafe.Pointer -> *sim.EventSet
 
-// eventSet is the set of a handle.
 func eventSet(h C.nvmlEventSet_t) object[*sim.EventSet] {
 	return func(*sim.Node) (*sim.EventSet, error) {
 		set, ok := eventSets.Load(unsafe.Pointer(h.handle))

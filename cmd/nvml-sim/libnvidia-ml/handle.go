@@ -76,20 +76,17 @@ func deviceHandle(d *sim.Device) C.nvmlDevice_t {
 	return C.nvmlDevice_t{handle: (*C.struct_nvmlDevice_st)(makeHandle(kindDevice, d.Number(), 0, 0, 0))}
 }
 
-// partitionHandle is the handle of a partition.
 func partitionHandle(m *sim.MIGDevice) C.nvmlDevice_t {
 	c := m.Compute()
 	p := makeHandle(kindMIGDevice, c.Parent().Device().Number(), c.Parent().ID(), c.ID(), c.Serial())
 	return C.nvmlDevice_t{handle: (*C.struct_nvmlDevice_st)(p)}
 }
 
-// gpuInstanceHandle is the handle of a GPU instance.
 func gpuInstanceHandle(g *sim.GPUInstance) C.nvmlGpuInstance_t {
 	p := makeHandle(kindGPUInstance, g.Device().Number(), g.ID(), 0, g.Serial())
 	return C.nvmlGpuInstance_t{handle: (*C.struct_nvmlGpuInstance_st)(p)}
 }
 
-// computeInstanceHandle is the handle of a compute instance.
 func computeInstanceHandle(c *sim.ComputeInstance) C.nvmlComputeInstance_t {
 	p := makeHandle(kindComputeInstance, c.Parent().Device().Number(), c.Parent().ID(), c.ID(), c.Serial())
 	return C.nvmlComputeInstance_t{handle: (*C.struct_nvmlComputeInstance_st)(p)}

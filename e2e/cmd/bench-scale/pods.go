@@ -96,7 +96,6 @@ func createPods(ctx context.Context, b *bench, scheduler, class string, count in
 	})
 }
 
-// claimPod is a pod with the claim of its name.
 func claimPod(scheduler, name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

@@ -4,10 +4,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,32 +69,13 @@ profiles:
 		return nil, err
 	}
 	s := &scheduler{name: name, program: program}
-	// It serves a certificate that it makes itself.
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
 	ready, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	err = program.WaitReady(ready, func(ctx context.Context) error {
-		return answersOK(ctx, client, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
-	})
+	err = program.WaitAnswer(ready, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
 	if err != nil {
 		return nil, errors.Join(err, s.stop())
 	}
 	return s, nil
-}
-
-func answersOK(ctx context.Context, client *http.Client, url string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s", url, response.Status)
-	}
-	return errors.Join(err, response.Body.Close())
 }
 
 func (s *scheduler) stop() error { return s.program.End(syscall.SIGKILL) }

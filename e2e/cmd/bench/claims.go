@@ -28,7 +28,6 @@ func makeNamespace(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// makeClaim creates a claim and allocates a device to it.
 func (b *bench) makeClaim(ctx context.Context, name, device string, admin bool) (*drapb.Claim, error) {
 	client := workload.Client{Cluster: b.cluster, Kube: b.client}
 	return client.Allocate(ctx, namespace, name, workload.OneGPU(b.cluster.NodeName(), device, admin))

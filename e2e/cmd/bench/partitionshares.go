@@ -68,7 +68,6 @@ func (b partitionShareBench) restart(ctx context.Context, flags ...string) error
 	return nil
 }
 
-// share creates a claim for a share of the partition.
 func (b partitionShareBench) share(ctx context.Context, name string) (*drapb.Claim, error) {
 	client := workload.Client{Cluster: b.cluster, Kube: b.client}
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30, gpu.CapacityCores: 10}
@@ -107,7 +106,6 @@ func (b partitionShareBench) measureFirst(ctx context.Context, r *report) error 
 	return nil
 }
 
-// measureFurther measures shares of a partition that is shared.
 func (b partitionShareBench) measureFurther(ctx context.Context, r *report) error {
 	first, err := b.share(ctx, "partition-share-1")
 	if err != nil {

@@ -225,7 +225,6 @@ func (d *Driver) save() error {
 	return nil
 }
 
-// count counts calls by name.
 func (d *Driver) count(name string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

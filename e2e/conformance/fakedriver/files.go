@@ -25,7 +25,6 @@ import (
 // files are what the driver leaves for the runtime, the containers and the API server.
 type files struct{ *Driver }
 
-// cdiIDs are the CDI devices of a request.
 func (d files) cdiIDs(claim *resourceapi.ResourceClaim, request string) []string {
 	return []string{Name + "/device=" + deviceID(claim.UID, request)}
 }

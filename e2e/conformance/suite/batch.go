@@ -51,7 +51,6 @@ func (b *bench) some(ctx context.Context, least, n int) ([]*resourceapi.Resource
 	return claims, nil
 }
 
-// checkAll checks the devices of each claim in an answer.
 func (b *bench) checkAll(answer map[string]*drapb.NodePrepareResourceResponse, claims []*resourceapi.ResourceClaim) error {
 	var failed []error
 	for _, claim := range claims {

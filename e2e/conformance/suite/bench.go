@@ -74,7 +74,6 @@ func (b *bench) disconnect() error {
 	return conn.Close()
 }
 
-// exactly requests one device of a class.
 func exactly(class string) resourceapi.ResourceClaimSpec {
 	return requests(resourceapi.DeviceRequest{Name: request, Exactly: exact(class)})
 }
@@ -123,7 +122,6 @@ func selected(spec resourceapi.ResourceClaimSpec, selectors []string) resourceap
 	return spec
 }
 
-// allocated creates a claim with an allocation.
 func (b *bench) allocated(ctx context.Context, name string, spec resourceapi.ResourceClaimSpec,
 	allocation resourceapi.AllocationResult) (*resourceapi.ResourceClaim, error) {
 	claim, err := b.cluster.Create(ctx, name, spec)
@@ -174,7 +172,6 @@ func (b *bench) call(ctx context.Context, claims ...*drapb.Claim) (map[string]*d
 	return answer.Claims, nil
 }
 
-// prepared prepares a claim and returns its devices.
 func (b *bench) prepared(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
 	answer, err := b.call(ctx, reference(claim))
 	if err != nil {
@@ -193,7 +190,6 @@ func claimPrepared(ctx context.Context, b *bench, name string, selectors ...stri
 	return claim, devices, err
 }
 
-// devicesOf are the devices of one claim in an answer.
 func devicesOf(answer map[string]*drapb.NodePrepareResourceResponse, name string, uid types.UID) ([]*drapb.Device, error) {
 	one, ok := answer[string(uid)]
 	if !ok {
@@ -205,7 +201,6 @@ func devicesOf(answer map[string]*drapb.NodePrepareResourceResponse, name string
 	return one.GetDevices(), nil
 }
 
-// unprepared releases a claim.
 func (b *bench) unprepared(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	return b.release(ctx, reference(claim))
 }

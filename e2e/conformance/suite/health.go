@@ -73,16 +73,21 @@ func (b healths) firstReport(ctx context.Context, conn *driver.Conn, service str
 	return next()
 }
 
+// reported is the first report of the newest service, and what is published.
+func (b healths) reported(ctx context.Context) (service string, report []*healthpb.DeviceHealth, pools []kube.Pool, err error) {
+	conn, offered, err := b.healthServices(ctx)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	if report, err = b.firstReport(ctx, conn, offered[0]); err != nil {
+		return "", nil, nil, err
+	}
+	pools, err = b.pools(ctx)
+	return offered[0], report, pools, err
+}
+
 func healthReport(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := healths{b}.healthServices(ctx)
-	if err != nil {
-		return "", err
-	}
-	report, err := healths{b}.firstReport(ctx, conn, offered[0])
-	if err != nil {
-		return "", err
-	}
-	pools, err := b.pools(ctx)
+	service, report, pools, err := healths{b}.reported(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -97,7 +102,7 @@ func healthReport(ctx context.Context, b *bench) (string, error) {
 			return "", fmt.Errorf("device %s: %w", name, err)
 		}
 	}
-	return fmt.Sprintf("%d devices by %s", len(report), offered[0]), nil
+	return fmt.Sprintf("%d devices by %s", len(report), service), nil
 }
 
 // published are the devices of all pools, as pool/device.
@@ -129,15 +134,7 @@ func checkHealth(d *healthpb.DeviceHealth, published []string, now time.Time) er
 }
 
 func healthComplete(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := healths{b}.healthServices(ctx)
-	if err != nil {
-		return "", err
-	}
-	report, err := healths{b}.firstReport(ctx, conn, offered[0])
-	if err != nil {
-		return "", err
-	}
-	pools, err := b.pools(ctx)
+	_, report, pools, err := healths{b}.reported(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -84,7 +84,6 @@ func (b *bed) nothingLeft() {
 	}
 }
 
-// results are those of a report, by case.
 func results(report *suite.Report) map[string]suite.Result {
 	all := map[string]suite.Result{}
 	for _, c := range report.Cases {

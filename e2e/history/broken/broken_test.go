@@ -166,7 +166,6 @@ func TestTimeless(t *testing.T) {
 	}
 }
 
-// violations are those of one history.
 func violations(t *testing.T, program, lacks string, seed uint64) []history.Violation {
 	t.Helper()
 	h := run(t, program, lacks, seed)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,11 +53,5 @@ func TestClaimStates_PodGroup(t *testing.T) {
 	}))
 	want := []history.Fact{claimFact("a", "gpu-0", "pod-2"), claimFact("a", "gpu-0", "pod-1", "pod-2"), claimFact("b", "gpu-1", "pod-5"),
 		claimFact("a", ""), gone(claimFact("a", "gpu-0"))}
-	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
-	if _, err := r.Stop(); err != nil {
-		t.Error(err)
-	}
+	checkFacts(t, r, want)
 }

@@ -69,7 +69,6 @@ func (s Scheduling) watch(ctx context.Context, from string) (apiwatch.Interface,
 	return s.Kube.CoreV1().Pods(s.Namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: from})
 }
 
-// events follows the Events of a reason.
 func (s Scheduling) events(reason string, into *told) follower {
 	selector := fields.OneTermEqualSelector("reason", reason).String()
 	return follower{

@@ -147,6 +147,18 @@ func listOf(version string, claims ...*resourceapi.ResourceClaim) *resourceapi.R
 	return l
 }
 
+// checkFacts waits for facts and ends the recording.
+func checkFacts(t *testing.T, r *history.Recorder, want []history.Fact) {
+	t.Helper()
+	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	if _, err := r.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFollower(t *testing.T) {
 	s := &apiServer{lists: make(chan *resourceapi.ResourceClaimList, 2), watches: make(chan *apiwatch.FakeWatcher), from: make(chan string, 10)}
 	s.lists <- listOf("10", claimObject("a", "9", "gpu-0", "p"), claimObject("b", "8", ""))
@@ -176,13 +188,7 @@ func TestFollower(t *testing.T) {
 		claimFact("a", "gpu-0", "p"), claimFact("b", "gpu-1"), gone(claimFact("a", "gpu-0")), history.Gap{Source: history.SourceAPI},
 		claimFact("c", "gpu-2"), gone(claimFact("b", "gpu-1")), history.Gap{Source: history.SourceAPI},
 	}
-	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
-	if _, err := r.Stop(); err != nil {
-		t.Error(err)
-	}
+	checkFacts(t, r, want)
 }
 
 func gone(c history.Claim) history.Claim {
@@ -335,11 +341,5 @@ func TestRuntime(t *testing.T) {
 	close(first)
 	c.streams <- make(chan *runtimeapi.ContainerEventResponse)
 	want = append(want, fact("c", history.ContainerStarted), fact("b", history.ContainerEnded), history.Gap{Source: history.SourceRuntime})
-	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
-	if _, err := r.Stop(); err != nil {
-		t.Error(err)
-	}
+	checkFacts(t, r, want)
 }

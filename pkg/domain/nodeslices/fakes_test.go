@@ -4,22 +4,18 @@ package nodeslices
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 func ptr[T any](v T) *T { return &v }
 
@@ -78,7 +74,6 @@ func slicesOf(t *testing.T, node *policy.Node) []Slice {
 	return Of(node, View{})
 }
 
-// deviceOf is the only device of a node.
 func deviceOf(t *testing.T, node *policy.Node) resourceapi.Device {
 	t.Helper()
 	var devices []resourceapi.Device
@@ -100,24 +95,12 @@ func encode(t *testing.T, v any) string {
 	return string(data)
 }
 
-// golden compares a value, as YAML, with a file in testdata.
-func golden(t *testing.T, name string, v any) {
+// checkGolden compares a value, as YAML, with a file in testdata.
+func checkGolden(t *testing.T, name string, v any) {
 	t.Helper()
 	got, err := yaml.Marshal(v)
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name), string(got))
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
-func TestObjects_EightGPUs(t *testing.T) {
-	golden(t, "eight-gpus.yaml", Objects(nodeOf(8), "gpu.cleave.dev", "node-1"))
+func TestObjects_TwoGPUs(t *testing.T) {
+	checkGolden(t, "two-gpus.yaml", Objects(nodeOf(2), "gpu.cleave.dev", "node-1"))
 }
 
 func TestObjects_NothingOptional(t *testing.T) {
 	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{bareGPU()}}}
-	golden(t, "bare-gpu.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
+	checkGolden(t, "bare-gpu.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
 func TestObjects_NoGPUs(t *testing.T) {
-	golden(t, "no-gpus.yaml", Objects(&policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}, "gpu.cleave.dev", "node-1"))
+	checkGolden(t, "no-gpus.yaml", Objects(&policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}, "gpu.cleave.dev", "node-1"))
 	slices := slicesOf(t, &policy.Node{Node: &gpu.Node{}})
 	if len(slices) != 1 || len(slices[0].Devices) != 0 || len(slices[0].SharedCounters) != 0 {
 		t.Errorf("got %v, want one empty slice", slices)

@@ -39,7 +39,7 @@ func sharedOf(t *testing.T, node *policy.Node) []resourceapi.Device {
 }
 
 func TestShared_Names(t *testing.T) {
-	golden(t, "hgx-h100-default-names.yaml", names(t, offeredNode(t, "hgx-h100")))
+	checkGolden(t, "hgx-h100-default-names.yaml", names(t, offeredNode(t, "hgx-h100")))
 }
 
 func TestShared_HGXH100(t *testing.T) {
@@ -47,7 +47,7 @@ func TestShared_HGXH100(t *testing.T) {
 	if len(shared) != 16 {
 		t.Fatalf("got %d shared devices, want two of each of eight GPUs", len(shared))
 	}
-	golden(t, "hgx-h100-shared.yaml", shared[:2])
+	checkGolden(t, "hgx-h100-shared.yaml", shared[:2])
 }
 
 // Partitions that may be shared are devices alongside those for one claim, with amounts of their own.
@@ -57,11 +57,11 @@ func TestShared_Partitions(t *testing.T) {
 		Share:    []v1alpha1.PartitionShare{{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}},
 	}})
 	node.GPUs, node.Offers = node.GPUs[:1], node.Offers[:1]
-	golden(t, "hgx-h100-shared-partitions.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
+	checkGolden(t, "hgx-h100-shared-partitions.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
 func TestShared_T4(t *testing.T) {
-	golden(t, "t4-default.yaml", Objects(offeredNode(t, "t4"), "gpu.cleave.dev", "node-1"))
+	checkGolden(t, "t4-default.yaml", Objects(offeredNode(t, "t4"), "gpu.cleave.dev", "node-1"))
 }
 
 func TestShared_NothingOptional(t *testing.T) {

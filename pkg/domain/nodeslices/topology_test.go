@@ -4,6 +4,9 @@ package nodeslices
 
 import (
 	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,35 +16,30 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
-// place is what a device says of where it is and how it is linked.
-type place struct {
-	Device     string            `json:"device"`
-	Attributes map[string]string `json:"attributes"`
-}
-
 // placeOf are the attributes of a device that are about topology.
-func placeOf(d *resourceapi.Device) place {
-	p := place{d.Name, map[string]string{}}
+func placeOf(d *resourceapi.Device) map[string]string {
+	place := map[string]string{}
 	for name, a := range d.Attributes {
 		switch n := string(name); {
 		case strings.HasPrefix(n, "nvlink"), strings.HasPrefix(n, "fabric"), strings.HasPrefix(n, "resource.kubernetes.io/"),
 			n == "pcieSwitch", n == "cpuAffinity":
 			switch {
 			case a.StringValue != nil:
-				p.Attributes[n] = *a.StringValue
+				place[n] = *a.StringValue
 			case a.IntValue != nil:
-				p.Attributes[n] = fmt.Sprint(*a.IntValue)
+				place[n] = fmt.Sprint(*a.IntValue)
 			case a.VersionValue != nil:
-				p.Attributes[n] = *a.VersionValue
+				place[n] = *a.VersionValue
 			default:
-				p.Attributes[n] = fmt.Sprint(a.IntValues)
+				place[n] = fmt.Sprint(a.IntValues)
 			}
 		}
 	}
-	return p
+	return place
 }
 
 // devicesOf are all devices of a node, in order.
@@ -54,24 +52,29 @@ func devicesOf(node *policy.Node, view View) []resourceapi.Device {
 }
 
 func TestTopology_EveryModel(t *testing.T) {
+	var text strings.Builder
 	for _, model := range simulated.NodeModels() {
-		t.Run(model, func(t *testing.T) {
-			node := offeredNode(t, model)
-			for i := range node.GPUs {
-				node.GPUs[i].MIG.Enabled = false
+		text.WriteString(model + ":\n")
+		node := offeredNode(t, model)
+		for i := range node.GPUs {
+			node.GPUs[i].MIG.Enabled = false
+		}
+		for _, d := range devicesOf(node, View{}) {
+			// All whole GPUs, and of the first GPU one device more of each type.
+			kind := *d.Attributes["type"].StringValue
+			first := strings.HasPrefix(d.Name, node.GPUs[0].PCI.DeviceName()) && !strings.Contains(d.Name, "-mig-")
+			if kind != string(gpu.TypeGPU) && !first {
+				continue
 			}
-			var places []place
-			for _, d := range devicesOf(node, View{}) {
-				// All whole GPUs, and of the first GPU one device more of each type.
-				kind := *d.Attributes["type"].StringValue
-				first := strings.HasPrefix(d.Name, node.GPUs[0].PCI.DeviceName()) && !strings.Contains(d.Name, "-mig-")
-				if kind == string(gpu.TypeGPU) || first {
-					places = append(places, placeOf(&d))
-				}
+			text.WriteString("  " + d.Name + ":")
+			place := placeOf(&d)
+			for _, name := range slices.Sorted(maps.Keys(place)) {
+				text.WriteString(" " + strings.TrimPrefix(name, "resource.kubernetes.io/") + "=" + place[name])
 			}
-			golden(t, "topology-"+model+".yaml", places)
-		})
+			text.WriteString("\n")
+		}
 	}
+	golden.Check(t, filepath.Join("testdata", "topology.txt"), text.String())
 }
 
 // fullest gives a GPU everything that a driver may report.
@@ -160,7 +163,7 @@ func TestTopology_NUMAList(t *testing.T) {
 		name := node.GPUs[0].PCI.DeviceName()
 		for lists, want := range map[bool]string{false: tt.plain, true: tt.list} {
 			for _, d := range devicesOf(node, View{Lists: lists}) {
-				if got := placeOf(&d).Attributes["resource.kubernetes.io/numaNode"]; d.Name == name && got != want {
+				if got := placeOf(&d)["resource.kubernetes.io/numaNode"]; d.Name == name && got != want {
 					t.Errorf("%s, lists taken: %t: got %s, want %s", model, lists, got, want)
 				}
 			}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -252,33 +251,12 @@ func TestFragmentation_Range(t *testing.T) {
 	}
 }
 
-func TestState_Rooms(t *testing.T) {
-	s := emptyState(t, "a30")
-	rooms := map[string]int{}
-	for _, r := range s.Rooms() {
-		rooms[r.Shape] = r.N
-	}
-	want := map[string]int{"1g.6gb": 8, "1g.6gb+me": 2, "2g.12gb": 4, "2g.12gb+me": 2, "4g.24gb": 2}
-	if diff := cmp.Diff(want, rooms); diff != "" {
-		t.Errorf("rooms (-want +got):\n%s", diff)
-	}
-	if !s.Equal(emptyState2(t, s)) {
-		t.Error("counting changed the state")
-	}
-}
-
-// emptyState2 is a node like another's, with nothing allocated.
-func emptyState2(t *testing.T, s *packing.State) *packing.State {
-	t.Helper()
-	return packing.NewState(s.Model(), packing.NewBits(len(s.Model().Devices)))
-}
-
 func TestFit_TooManyCombinations(t *testing.T) {
 	s := emptyState(t, "hgx-h100")
 	if _, ok, err := s.Fit(request(s, "2g.20gb", 25)); ok || err == nil {
 		t.Errorf("25 partitions of which 24 fit: %t, %v, want the search given up", ok, err)
 	}
-	if !s.Equal(emptyState2(t, s)) {
+	if !s.Equal(packing.NewState(s.Model(), packing.NewBits(len(s.Model().Devices)))) {
 		t.Error("a search that was given up changed the state")
 	}
 }

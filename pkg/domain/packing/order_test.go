@@ -3,11 +3,9 @@
 package packing_test
 
 import (
-	"flag"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,10 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 func modelNode(t *testing.T, model string) *gpu.Node {
 	t.Helper()
@@ -254,19 +251,7 @@ func orderOf(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape) []string {
 
 func TestOrderShapes_HGXH100(t *testing.T) {
 	got := strings.Join(orderOf(modelNode(t, "hgx-h100").GPUs, (*gpu.GPU).Shapes), "\n") + "\n"
-	path := filepath.Join("testdata", "order-hgx-h100.txt")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
+	golden.Check(t, filepath.Join("testdata", "order-hgx-h100.txt"), got)
 }
 
 // The packing stated as rules, for every model: a golden file alone would freeze a mistake.

@@ -26,7 +26,6 @@ func load(t *testing.T, files map[string]string) (*Set, error) {
 	return Load(dir, Format{})
 }
 
-// decodePolicy decodes a policy.
 func decodePolicy(t *testing.T, text string) *v1alpha1.NodePolicy {
 	t.Helper()
 	p, err := v1alpha1.DecodeNodePolicy([]byte(head + text))

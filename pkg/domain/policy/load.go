@@ -62,7 +62,6 @@ type entry struct {
 // reader decodes the policies of a file.
 type reader func(f file) (entries []entry, notes []string)
 
-// readerOf returns the reader of a format.
 func readerOf(format Format) reader {
 	if format.IsNodePolicy() {
 		return readPolicies
@@ -82,7 +81,6 @@ func readerOf(format Format) reader {
 	}
 }
 
-// readPolicies reads documents that are NodePolicies.
 func readPolicies(f file) ([]entry, []string) {
 	documents, err := v1alpha1.Documents(f.data)
 	if err == nil && len(documents) == 0 {

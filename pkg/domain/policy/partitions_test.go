@@ -50,7 +50,6 @@ func places(t *testing.T, g *gpu.GPU, names ...string) []gpu.Place {
 	return found
 }
 
-// words are places by name.
 func words(g *gpu.GPU, places []gpu.Place) []string {
 	var list []string
 	for _, p := range places {

@@ -5,7 +5,6 @@ package records
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,40 +14,35 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/store"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
 
-var update = flag.Bool("update", false, "write golden files anew; format1.json must never change once released")
-
-// The golden file is what release 0.1 writes. Every later release must read it.
+// The golden files are what release 0.1 and the first one with shares write. Every later release must read them.
 func TestFormat1(t *testing.T) {
-	golden := filepath.Join("testdata", "format1.json")
-	s := openStore(t)
-	if err := s.Write(sample(uidA)); err != nil {
-		t.Fatalf("Write: %v", err)
-	}
-	written, err := os.ReadFile(filepath.Join(s.Dir(), string(uidA)+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(golden, written, 0o600); err != nil {
-			t.Fatal(err)
+	for name, r := range map[string]*Record{"format1.json": sample(uidA), "format1-shares.json": sharing(uidA)} {
+		s := openStore(t)
+		if err := s.Write(r); err != nil {
+			t.Fatalf("Write: %v", err)
+		}
+		checkFormat(t, name, filepath.Join(s.Dir(), string(uidA)+".json"))
+		got, err := s.Read(uidA)
+		if err != nil {
+			t.Fatalf("Read: %v", err)
+		}
+		if diff := cmp.Diff(r, got); diff != "" {
+			t.Errorf("%s: record (-want +got):\n%s", name, diff)
 		}
 	}
-	want, err := os.ReadFile(golden)
+}
+
+// checkFormat compares a file that was written with a golden one, which must never change once released.
+func checkFormat(t *testing.T, name, file string) {
+	t.Helper()
+	written, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), string(written)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
-	got, err := Decode(want)
-	if err != nil {
-		t.Fatalf("Decode: %v", err)
-	}
-	if diff := cmp.Diff(sample(uidA), got); diff != "" {
-		t.Errorf("record (-want +got):\n%s", diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name), string(written))
 }
 
 // Each of these must be a CorruptError: callers set such a file aside and continue, any other error stops them.

@@ -38,38 +38,6 @@ func sharing(uid types.UID) *Record {
 	return r
 }
 
-// The golden file is what the first release with shares writes. Every later release must read it.
-func TestShare_RoundTrip(t *testing.T) {
-	golden := filepath.Join("testdata", "format1-shares.json")
-	s := openStore(t)
-	if err := s.Write(sharing(uidA)); err != nil {
-		t.Fatalf("Write: %v", err)
-	}
-	written, err := os.ReadFile(filepath.Join(s.Dir(), string(uidA)+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(golden, written, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(written)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
-	got, err := Decode(want)
-	if err != nil {
-		t.Fatalf("Decode: %v", err)
-	}
-	if diff := cmp.Diff(sharing(uidA), got); diff != "" {
-		t.Errorf("record (-want +got):\n%s", diff)
-	}
-}
-
 func TestRecord_Clone(t *testing.T) {
 	ci := 3
 	r := sharing(uidA)

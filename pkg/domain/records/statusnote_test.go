@@ -3,7 +3,6 @@
 package records
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 
 // The golden file is what the first release that wrote status notes writes. Every later release must read it.
 func TestStatusNote_Format1(t *testing.T) {
-	golden := filepath.Join("testdata", "status-note-format1.json")
 	notes, err := OpenStatusNotes(store.NewDisk(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -23,26 +21,7 @@ func TestStatusNote_Format1(t *testing.T) {
 	if err := notes.Write(note); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(notes.Dir(), string(uidA)+".json")
-	written, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(golden, written, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(written)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
-	if err := os.WriteFile(path, want, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	checkFormat(t, "status-note-format1.json", filepath.Join(notes.Dir(), string(uidA)+".json"))
 	got, err := notes.Read(uidA)
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,9 +23,8 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 const (
 	testDriver = "gpu.cleave.dev"
@@ -85,27 +83,14 @@ func recordOf(uid types.UID, devices []*records.Device) *records.Record {
 	return r
 }
 
-// golden compares JSON with a file in testdata.
-func golden(t *testing.T, name string, data []byte) {
+// checkGolden compares JSON with a file in testdata.
+func checkGolden(t *testing.T, name string, data []byte) {
 	t.Helper()
 	var out bytes.Buffer
 	if err := json.Indent(&out, data, "", "  "); err != nil {
 		t.Fatal(err)
 	}
-	got := out.String() + "\n"
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name), out.String()+"\n")
 }
 
 // Of a claim's own partitions the spec says in which session of the driver they were created; containers do not see it.
@@ -157,7 +142,7 @@ func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "claim.json", data)
+	checkGolden(t, "claim.json", data)
 	if !s.HasClaim(testUID) {
 		t.Error("a claim has no spec after it is written")
 	}

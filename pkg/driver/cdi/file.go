@@ -42,7 +42,6 @@ func (d *specDir) write(spec *specs.Spec, file string) error {
 	return nil
 }
 
-// specFile is the file of one spec.
 type specFile struct {
 	dir  *specDir
 	name string

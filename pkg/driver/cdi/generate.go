@@ -245,7 +245,6 @@ func linksInside(h *specs.Hook, here string) {
 	}
 }
 
-// nodesOf lists the device nodes of container edits.
 func nodesOf(edits *specs.ContainerEdits) []deviceNode {
 	var nodes []deviceNode
 	for _, n := range edits.DeviceNodes {

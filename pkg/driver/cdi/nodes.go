@@ -61,7 +61,6 @@ func mandatoryNodes(majors map[string]int64) ([]deviceNode, error) {
 	return append(nodes, deviceNode{uvmNode, major, 0}), nil
 }
 
-// gpuNode is the device node of a GPU.
 func gpuNode(minor int) deviceNode {
 	return deviceNode{"/dev/nvidia" + strconv.Itoa(minor), majorNVIDIA, int64(minor)}
 }

@@ -125,7 +125,7 @@ func TestWriteClaim_Shares(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name, data)
+			checkGolden(t, name, data)
 			cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
 			if err != nil {
 				t.Fatal(err)

@@ -150,7 +150,6 @@ func (b *bed) onDisk() *specs.Spec {
 	return spec
 }
 
-// paths lists the device nodes of edits.
 func paths(edits *specs.ContainerEdits) []string {
 	var all []string
 	for _, n := range edits.DeviceNodes {
@@ -189,7 +188,7 @@ func TestRefresh_StaticSpec(t *testing.T) {
 	if strings.Contains(string(data), root) {
 		t.Errorf("the spec has paths as the plugin sees them, under %s; want the host's", root)
 	}
-	golden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
+	checkGolden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
 	if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
 		t.Error(err)
 	}

@@ -149,7 +149,6 @@ func placed(r *records.Record, node *gpu.Node) *records.Record {
 	return now
 }
 
-// sameAllocation reports whether two allocations are the same.
 func sameAllocation(a, b *records.Record) bool {
 	return sameDevices(a, b) && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return (x.Partition == nil) == (y.Partition == nil)

@@ -19,7 +19,6 @@ type extent struct {
 	share gpu.Share
 }
 
-// extentOf returns the extent of a recorded device.
 func extentOf(d *records.Device) extent {
 	e := extent{gpu: d.GPU}
 	if d.Partition != nil {

@@ -73,7 +73,6 @@ func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Dev
 	})
 }
 
-// partitions lists the partitions that the records own.
 func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partition {
 	var all []gpu.Partition
 	for _, r := range o.all {

@@ -80,7 +80,6 @@ func (x *index) claims() []*records.Record {
 	return byUID(all)
 }
 
-// byUID sorts records by claim UID.
 func byUID(all []*records.Record) []*records.Record {
 	slices.SortFunc(all, func(a, b *records.Record) int { return cmp.Compare(a.Claim.UID, b.Claim.UID) })
 	return all

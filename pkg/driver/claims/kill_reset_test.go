@@ -95,7 +95,6 @@ func checkUnmanaged(dir string, node *sim.Node) error {
 	return nil
 }
 
-// isUnmanaged reports whether an instance is unmanaged.
 func (w *worker) isUnmanaged(gpuIndex int, gi sim.InstanceStatus) bool {
 	all, err := unmanagedOf(w.dir)
 	handle, handleErr := w.node.Device(gpuIndex).MIG().GPUInstanceByID(gi.ID)

@@ -28,7 +28,6 @@ func (b *simBed) offer(i int, partitions *policy.PartitionOffer) {
 	b.offers[i] = policy.Offer{Whole: partitions == nil || partitions.Mode == policy.Existing, Partitions: partitions}
 }
 
-// cutInto is an offer of a layout.
 func cutInto(places ...gpu.Place) *policy.PartitionOffer {
 	return &policy.PartitionOffer{Mode: policy.Layout, Places: places}
 }

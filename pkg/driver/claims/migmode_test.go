@@ -15,16 +15,33 @@ import (
 // monitor is a process that has a whole GPU open, as a monitoring agent does.
 var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}
 
+// monitorEnds ends it after a while.
+func (b *simBed) monitorEnds() {
+	go func() {
+		<-time.After(20 * time.Second)
+		if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
+			b.t.Error(err)
+		}
+	}()
+}
+
+// givesUp checks that devices are not prepared, by an error in time that names the monitor.
+func (b *simBed) givesUp(devices ...string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 45*time.Second)
+	defer cancel()
+	_, err := b.Prepare(ctx, deviceClaim("a", devices...))
+	if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
+		b.t.Errorf("got %v (the kubelet's timeout: %v), want an error in time that names process 4711", err, ctx.Err())
+	}
+	b.want(nil, nil, nil)
+}
+
 func TestMIGMode_WaitsForClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		must(t, b.node.Clients().Add(0, monitor))
-		go func() {
-			<-time.After(20 * time.Second)
-			if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
-				t.Error(err)
-			}
-		}()
+		b.monitorEnds()
 		b.prepare("a", b.name(0, 19, 6))
 		b.want(list("0 19@6"), list("a"), list("a"))
 	})
@@ -34,13 +51,7 @@ func TestMIGMode_GivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		must(t, b.node.Clients().Add(0, monitor))
-		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
-		defer cancel()
-		_, err := b.Prepare(ctx, deviceClaim("a", b.name(1, 9, 4), b.name(0, 19, 6)))
-		if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
-			t.Errorf("got %v (the kubelet's timeout: %v), want an error in time that names process 4711", err, ctx.Err())
-		}
-		b.want(nil, nil, nil)
+		b.givesUp(b.name(1, 9, 4), b.name(0, 19, 6))
 		equal(t, "GPUs in MIG mode", []int{1}, b.modes())
 	})
 }

@@ -67,7 +67,6 @@ func (m *Modes) note(device string, left bool) {
 	}
 }
 
-// write records a change.
 func (m *Modes) write(change *records.ModeChange) error {
 	if err := m.Store.Write(change); err != nil {
 		return explainWrite(m.Store.Dir(), err)

@@ -234,7 +234,6 @@ func (w *modeWorker) failReset(i int) {
 	}
 }
 
-// end unprepares a claim.
 func (w *modeWorker) end(ctx context.Context, uid types.UID) error {
 	if err := w.Unprepare(ctx, refOf(deviceClaim(uid))); err != nil {
 		return err

@@ -162,28 +162,23 @@ func TestPartitionShare_SupervisorAway(t *testing.T) {
 
 func TestPartitionShare_StartFails(t *testing.T) {
 	b := newPartBed(t)
-	b.sharing.err = func(what string) error {
-		if strings.HasPrefix(what, "after StartMPS") {
-			return errDown
+	failsAt := func(step string, claim types.UID) {
+		b.sharing.err = func(what string) error {
+			if strings.HasPrefix(what, step) {
+				return errDown
+			}
+			return nil
 		}
-		return nil
+		if err := b.tryPrepare(claim, b.mps()); !errors.Is(err, errDown) {
+			t.Fatalf("got %v, want %v", err, errDown)
+		}
 	}
-	if err := b.tryPrepare("a", b.mps()); !errors.Is(err, errDown) {
-		t.Fatalf("got %v, want %v", err, errDown)
-	}
+	failsAt("after StartMPS", "a")
 	b.want(nil, nil, nil)
 	b.wantServed()
 	b.sharing.err = nil
 	b.prepare("a", b.mps())
-	b.sharing.err = func(what string) error {
-		if strings.HasPrefix(what, "before StartMPS") {
-			return errDown
-		}
-		return nil
-	}
-	if err := b.tryPrepare("b", b.mps()); !errors.Is(err, errDown) {
-		t.Fatalf("got %v, want %v", err, errDown)
-	}
+	failsAt("before StartMPS", "b")
 	b.want(list("0 9@4"), list("a"), list("a")) // what others share stays
 	b.wantServed("a")
 }

@@ -40,7 +40,6 @@ type device struct {
 	partition *gpu.Partition
 }
 
-// extent returns the extent of the device.
 func (d *device) extent() extent {
 	e := extent{gpu: d.gpu, share: d.shape.Share}
 	if d.shape.IsPartition() {
@@ -50,7 +49,6 @@ func (d *device) extent() extent {
 	return e
 }
 
-// wanted returns the partition to create for the device.
 func (d *device) wanted() gpu.Partition {
 	return gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
 }

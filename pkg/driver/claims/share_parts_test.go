@@ -33,7 +33,6 @@ func (p part) at(interval string) part {
 	return p
 }
 
-// of names the request.
 func (p part) of(request string) part {
 	p.result.Request = request
 	return p

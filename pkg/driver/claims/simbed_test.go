@@ -314,7 +314,6 @@ func (b *simBed) want(instances, claims, specs []string) {
 	}
 }
 
-// list is a list of words.
 func list(words ...string) []string { return words }
 
 // occupy makes a partition that the plugin knows nothing of, as an admin with nvidia-smi does, with a compute instance.

@@ -163,7 +163,6 @@ func (w *releaseWait) await(waiting context.Context, blocked *blockedError, retr
 	}
 }
 
-// giveUp returns an error that names the claims it waited for.
 func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("wait for claims %s to be released: %w", names, err)

@@ -113,7 +113,6 @@ func inventory() *gpu.Node {
 		MIG: gpu.MIG{Profiles: []gpu.Profile{{ID: 19, Name: "1g.10gb", Memory: 9984 << 20}}}}}}
 }
 
-// recordOf is of one device of the only GPU.
 func recordOf(d records.Device) *records.Record {
 	d.Request, d.Pool, d.GPU, d.UUID = "gpu", node, "gpu-0000-1b-00-0", "GPU-1"
 	if d.Device == "" {

@@ -79,7 +79,6 @@ func otherSlice(name, driver string, devices ...[2]string) *resourceapi.Resource
 	return slice
 }
 
-// address parses a PCI address.
 func address(t *testing.T, text string) gpu.PCIAddress {
 	t.Helper()
 	pci, err := gpu.ParsePCIAddress(text)

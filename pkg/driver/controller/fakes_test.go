@@ -233,7 +233,6 @@ func (b *bed) every(i int) []string {
 	return names
 }
 
-// address parses a PCI address.
 func address(t *testing.T, text string) gpu.PCIAddress {
 	t.Helper()
 	pci, err := gpu.ParsePCIAddress(text)

@@ -143,7 +143,6 @@ func consumption(all []nodeslices.Slice) (devices map[string][]resourceapi.Devic
 	return devices, counters
 }
 
-// sameErrors compares errors by their text.
 var sameErrors = cmp.Comparer(func(a, b error) bool { return text(a) == text(b) })
 
 // For any sequence of observations no allocated device ever leaves the plan, what cannot be allocated together is excluded,

@@ -348,7 +348,6 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Conditions, o.Incomplete = l.Sources.Conditions(), l.Sources.Incomplete()
 }
 
-// apply applies a plan.
 func (l *Loop) apply(ctx context.Context, p Plan) {
 	for _, r := range p.Reports {
 		l.report(ctx, r)

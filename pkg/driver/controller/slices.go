@@ -72,7 +72,6 @@ func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
 	}
 }
 
-// taintAll taints all devices of a GPU.
 func taintAll(node *policy.Node, g *gpu.GPU, key string) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for _, s := range node.Shapes(g) {

@@ -153,7 +153,6 @@ func (m *Monitor) forgetReset() {
 	m.reset = nil
 }
 
-// of returns the state of a GPU.
 func (m *Monitor) of(pci gpu.PCIAddress) *watched {
 	if m.gpus[pci] == nil {
 		m.gpus[pci] = &watched{State: NewState()}
@@ -232,7 +231,6 @@ func (m *Monitor) wait(ctx context.Context) {
 	}
 }
 
-// handle handles one event.
 func (m *Monitor) handle(ctx context.Context, e gpu.Event) {
 	klog.FromContext(ctx).V(4).Info("Received a GPU event", "event", e.String(), "pci", e.PCI)
 	if e.Kind == gpu.MIGChanged {

@@ -236,7 +236,6 @@ func (d *fakeDevice) setBoard(units int) {
 // noSysfs is what a virtual machine may show.
 func noSysfs() fs.ReadLinkFS { return fstest.MapFS{} }
 
-// openFake opens a session on a fake library.
 func openFake(t *testing.T, lib *fakeLibrary) *Session {
 	t.Helper()
 	s, err := OpenLibrary(t.Context(), lib, noSysfs())

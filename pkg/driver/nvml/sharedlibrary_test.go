@@ -51,30 +51,37 @@ func openBoth(t *testing.T, model string) (node *sim.Node, inProcess, shared *nv
 	return node, inProcess, shared
 }
 
-func TestSharedLibrary_Discovery(t *testing.T) {
+func needLibrary(t *testing.T) {
+	t.Helper()
 	if _, err := os.Stat(built); err != nil {
 		t.Skipf("the simulated NVML library is not built (make build): %v", err)
 	}
+}
+
+// inOwnProcess runs the test again, in a process of its own for a node model.
+func inOwnProcess(t *testing.T, model string) {
+	t.Helper()
+	again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
+	again.Env = append(os.Environ(), asModel+"="+model)
+	if out, err := again.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestSharedLibrary_Discovery(t *testing.T) {
+	needLibrary(t)
 	if model := os.Getenv(asModel); model != "" {
 		openBoth(t, model)
 		return
 	}
 	for _, model := range simulated.NodeModels() {
-		t.Run(model, func(t *testing.T) {
-			again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
-			again.Env = append(os.Environ(), asModel+"="+model)
-			if out, err := again.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
+		t.Run(model, func(t *testing.T) { inOwnProcess(t, model) })
 	}
 }
 
 // The real path, through go-nvml and a shared library, must find and do what the engine in process does.
 func TestSharedLibrary_Behaviour(t *testing.T) {
-	if _, err := os.Stat(built); err != nil {
-		t.Skipf("the simulated NVML library is not built (make build): %v", err)
-	}
+	needLibrary(t)
 	node, inProcess, shared := openBoth(t, "hgx-h100")
 	g := &shared.Node().GPUs[0]
 	if err := shared.SetMIG(t.Context(), g.PCI, true); err != nil {

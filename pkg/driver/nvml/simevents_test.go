@@ -5,8 +5,6 @@ package nvml_test
 import (
 	"errors"
 	"os"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -30,14 +28,8 @@ func TestSimulated_Faults(t *testing.T) {
 		checkTrouble(t, b.node, b.Session)
 	})
 	t.Run("shared library", func(t *testing.T) {
-		if _, err := os.Stat(built); err != nil {
-			t.Skipf("the simulated NVML library is not built (make build): %v", err)
-		}
-		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
-		again.Env = append(os.Environ(), asModel+"="+model)
-		if out, err := again.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+		needLibrary(t)
+		inOwnProcess(t, model)
 	})
 }
 

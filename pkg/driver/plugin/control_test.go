@@ -133,7 +133,6 @@ func (b *controlBed) published(step string, want func(devices map[string][]strin
 	b.t.Fatalf("%s: the API server has %v", step, devices)
 }
 
-// allTainted reports whether all devices have a taint.
 func allTainted(devices map[string][]string, key string) bool {
 	for _, taints := range devices {
 		if !slices.Contains(taints, key) {

@@ -147,7 +147,6 @@ func newEngine(t *testing.T) *claims.Preparer {
 	})
 }
 
-// labeledNode is a Node with a label.
 func labeledNode(key, value string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{key: value}}}
 }

@@ -104,7 +104,6 @@ func TestServeHTTP_PortInUse(t *testing.T) {
 	}
 }
 
-// answers reports whether something serves at an address.
 func answers(address string) bool {
 	response, err := http.Get("http://" + address + "/healthz") //nolint:noctx // of this test's own server
 	if err != nil {

@@ -88,7 +88,6 @@ func allocatedClaim(name, driver, pool, device string) *resourceapi.ResourceClai
 	}
 }
 
-// otherSlice is a slice of a driver on node-1, with devices by name.
 func otherSlice(name, driver string, devices ...string) *resourceapi.ResourceSlice {
 	node := "node-1"
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node}}

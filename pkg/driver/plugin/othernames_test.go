@@ -183,7 +183,6 @@ func renamedClaim(uid, driver string) *resourceapi.ResourceClaim {
 	}
 }
 
-// end stops what is served.
 func (b *namesBed) end() {
 	for _, o := range b.names.all() {
 		o.stopServing()

@@ -5,7 +5,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -27,16 +26,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
-
-// golden compares what a collector gives with a file of testdata.
-func golden(t *testing.T, name string, c prometheus.Collector) {
+// checkGolden compares what a collector gives with a file of testdata.
+func checkGolden(t *testing.T, name string, c prometheus.Collector) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
-	if *update {
+	if *golden.Update {
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(c)
 		if err := prometheus.WriteToTextfile(path, registry); err != nil {
@@ -90,12 +88,12 @@ func TestUsage_Golden(t *testing.T) {
 		},
 		inventory: func() *gpu.Node { return &inventory },
 	})
-	golden(t, "usage-unpublished.prom", c)
+	checkGolden(t, "usage-unpublished.prom", c)
 	c.published.Store(&controller.View{Node: offered, Taints: []nodeslices.Taint{
 		{Device: inventory.GPUs[3].PCI.DeviceName(), Key: nodeslices.TaintUnhealthy, Value: "xid-79"},
 		{Device: inventory.GPUs[3].PCI.DeviceName() + "-mps", Key: nodeslices.TaintUnhealthy, Value: "xid-79"},
 	}})
-	golden(t, "usage.prom", c)
+	checkGolden(t, "usage.prom", c)
 	if problems, err := testutil.CollectAndLint(c); err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v, %v", problems, err)
 	}

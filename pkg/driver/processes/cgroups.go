@@ -297,7 +297,6 @@ func (g group) list(file string) (ids []int, err error) {
 	return slices.Compact(ids), err
 }
 
-// idsIn reads the IDs in a file of one cgroup.
 func idsIn(dir, file string) (ids []int, err error) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if errors.Is(err, syscall.EOPNOTSUPP) {

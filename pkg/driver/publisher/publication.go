@@ -254,7 +254,6 @@ func SeenOf(object any, driver, node string) (Seen, bool) {
 	return own, true
 }
 
-// hasSlice reports whether a slice has the wanted content.
 func hasSlice(seen []Seen, index int, want content) bool {
 	return slices.ContainsFunc(seen, func(s Seen) bool { return s.index == index && s.content == want })
 }

@@ -28,7 +28,6 @@ const doubledTaint = v1alpha1.Group + "/allocated-twice"
 // managedBy is the label of the rules.
 const managedBy, manager = "app.kubernetes.io/managed-by", "cleave-scheduler"
 
-// ruleFor is the rule of a device.
 func ruleFor(r *Result) *resourceapi.DeviceTaintRule {
 	h := fnv.New64a()
 	for _, part := range []string{r.Driver, r.Pool, r.Device} {

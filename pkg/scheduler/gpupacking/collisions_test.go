@@ -73,6 +73,20 @@ func (b collisionBed) claim(name, pod string, prepared bool, devices ...string) 
 	return c
 }
 
+// two has a device of pod first, which is prepared, and one of pod late, which is not.
+func (b collisionBed) two(first, late string) {
+	b.claim("a", "first", true, first)
+	b.claim("b", "late", false, late)
+}
+
+// crosswise has a GPU prepared for each of two pods, which is the other's, too.
+func (b collisionBed) crosswise(one, other string) {
+	b.claim("a1", one, true, b.device("gpu", 0))
+	b.claim("a2", one, false, b.device("gpu", 1))
+	b.claim("b1", other, true, b.device("gpu", 1))
+	b.claim("b2", other, false, b.device("gpu", 0))
+}
+
 // consume changes the shares of a claim.
 func (b collisionBed) consume(claim, shares string) {
 	object, _, _ := b.claimStore().GetByKey("default/" + claim)
@@ -110,7 +124,6 @@ func (b collisionBed) find(_, name string, uid types.UID) *corev1.Pod {
 	return nil
 }
 
-// collided are the pods to evict.
 func (b collisionBed) collided() (pods []string) {
 	for _, c := range collisionsOn(b.plugin.cluster, "n1", b.find, b.now).evict {
 		for _, p := range c.pods {
@@ -128,8 +141,7 @@ func TestCollisions(t *testing.T) {
 		want  []string
 	}{
 		{name: "one GPU twice", want: []string{"late"}, setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("gpu", 0), b.device("gpu", 0))
 			b.claim("c", "other", false, b.device("gpu", 1))
 		}},
 		{name: "nobody has it yet", setUp: func(b collisionBed) {
@@ -137,60 +149,43 @@ func TestCollisions(t *testing.T) {
 			b.claim("b", "late", false, b.device("gpu", 0))
 		}},
 		{name: "a GPU under a partition", want: []string{"late"}, setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("1g.10gb", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("1g.10gb", 0), b.device("gpu", 0))
 		}},
 		{name: "a partition of a GPU", want: []string{"late"}, setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("1g.10gb", 0))
+			b.two(b.device("gpu", 0), b.device("1g.10gb", 0))
 		}},
 		{name: "partitions side by side", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("1g.10gb", 0))
-			b.claim("b", "late", false, b.device("gpu", 0)+"-mig-9-0")
+			b.two(b.device("1g.10gb", 0), b.device("gpu", 0)+"-mig-9-0")
 		}},
 		{name: "more shares than there are", want: []string{"late"}, setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("mps", 0))
-			b.claim("b", "late", false, b.device("mps", 0))
+			b.two(b.device("mps", 0), b.device("mps", 0))
 		}},
 		{name: "one that has started", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("gpu", 0), b.device("gpu", 0))
 			running(b.pods["late"])
 		}},
 		{name: "one whose container runs", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("gpu", 0), b.device("gpu", 0))
 			b.pods["late"].Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		}},
 		{name: "the first ends by itself", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("gpu", 0), b.device("gpu", 0))
 			b.pods["first"].DeletionTimestamp = &metav1.Time{Time: time.Now()}
 		}},
 		{name: "the late one ends by itself", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, b.device("gpu", 0))
-			b.claim("b", "late", false, b.device("gpu", 0))
+			b.two(b.device("gpu", 0), b.device("gpu", 0))
 			b.pods["late"].DeletionTimestamp = &metav1.Time{Time: time.Now()}
 		}},
 		{name: "crosswise, the lower priority", want: []string{"low"}, setUp: func(b collisionBed) {
-			b.claim("a1", "high", true, b.device("gpu", 0))
-			b.claim("a2", "high", false, b.device("gpu", 1))
-			b.claim("b1", "low", true, b.device("gpu", 1))
-			b.claim("b2", "low", false, b.device("gpu", 0))
+			b.crosswise("high", "low")
 			b.pods["high"].Spec.Priority = new(int32(10))
 		}},
 		{name: "crosswise, the later", want: []string{"first"}, setUp: func(b collisionBed) {
-			b.claim("a1", "first", true, b.device("gpu", 0))
-			b.claim("a2", "first", false, b.device("gpu", 1))
-			b.claim("b1", "second", true, b.device("gpu", 1))
-			b.claim("b2", "second", false, b.device("gpu", 0))
+			b.crosswise("first", "second")
 			b.pods["second"].Status.Conditions[0].LastTransitionTime = metav1.Time{Time: b.now.Add(-time.Minute)}
 		}},
 		{name: "crosswise, the one with a controller", want: []string{"second"}, setUp: func(b collisionBed) {
-			b.claim("a1", "first", true, b.device("gpu", 0))
-			b.claim("a2", "first", false, b.device("gpu", 1))
-			b.claim("b1", "second", true, b.device("gpu", 1))
-			b.claim("b2", "second", false, b.device("gpu", 0))
+			b.crosswise("first", "second")
 			b.pods["first"].OwnerReferences = nil
 			b.pods["second"].Spec.Priority = new(int32(10))
 		}},
@@ -215,8 +210,7 @@ func TestCollisions(t *testing.T) {
 			b.consume("b", "4")
 		}},
 		{name: "a device that nobody publishes", setUp: func(b collisionBed) {
-			b.claim("a", "first", true, "gpu-gone")
-			b.claim("b", "late", false, "gpu-gone")
+			b.two("gpu-gone", "gpu-gone")
 		}},
 		{name: "too much elsewhere in the pool", setUp: func(b collisionBed) {
 			b.claim("a", "first", true, b.device("gpu", 0))

@@ -39,7 +39,6 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 	}, nil
 }
 
-// afterVolume queues pods that have volumes.
 func afterVolume(_ klog.Logger, pod *corev1.Pod, _, _ any) (framework.QueueingHint, error) {
 	return hint(hasVolumes(pod)), nil
 }

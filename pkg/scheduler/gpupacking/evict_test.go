@@ -69,12 +69,7 @@ func (b evictionBed) host(node string, pod *corev1.Pod) {
 	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod); err != nil {
 		b.t.Fatal(err)
 	}
-	for _, n := range b.nodes {
-		if n.Node().Name == node {
-			f := n.(*fakeNode)
-			f.pods = append(f.pods, fakePod{pod: pod})
-		}
-	}
+	runOn(b.bed, node, pod)
 }
 
 // urgent is the decision of a pod of priority 1000, as text.

@@ -134,7 +134,6 @@ func (b *bed) withdraw(published ...*resourceapi.ResourceSlice) {
 	}
 }
 
-// addNodes adds nodes of a model.
 func (b *bed) addNodes(model string, names ...string) {
 	b.t.Helper()
 	node := offering(b.t, model)

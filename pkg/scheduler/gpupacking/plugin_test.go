@@ -98,12 +98,7 @@ func TestPlugin_FillsBeforeItOpens(t *testing.T) {
 	b := newBed(t, "")
 	b.addNodes("hgx-h100", eight...)
 	for _, node := range eight {
-		for i := range 10 {
-			name := fmt.Sprint(node, "-", i)
-			b.pod(name, "1g.10gb")
-			b.pending[b.claims[name].UID] = b.allocate(node, b.claims[name])
-			b.store(name)
-		}
+		fillNode(b, node, 10)
 	}
 	got := map[string]int{}
 	for i := range 33 {

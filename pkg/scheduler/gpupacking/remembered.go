@@ -30,7 +30,6 @@ func (r *remembered[V]) put(uid types.UID, value V) bool {
 	return found
 }
 
-// get is what there is of a pod.
 func (r *remembered[V]) get(uid types.UID) (V, bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

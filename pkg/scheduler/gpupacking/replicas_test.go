@@ -20,12 +20,18 @@ func addLoaded(b *bed, others ...string) {
 	b.addNodes("hgx-h100", "n1")
 	b.addNodes("hgx-h100", others...)
 	for _, node := range others {
-		for i := range 3 {
-			name := fmt.Sprint(node, "-", i)
-			b.pod(name, "1g.10gb")
-			b.pending[b.claims[name].UID] = b.allocate(node, b.claims[name])
-			b.store(name)
-		}
+		fillNode(b, node, 3)
+	}
+}
+
+// fillNode allocates small partitions of a node.
+func fillNode(b *bed, node string, partitions int) {
+	b.t.Helper()
+	for i := range partitions {
+		name := fmt.Sprint(node, "-", i)
+		b.pod(name, "1g.10gb")
+		b.pending[b.claims[name].UID] = b.allocate(node, b.claims[name])
+		b.store(name)
 	}
 }
 
@@ -39,7 +45,7 @@ func replica(b *bed, name, controller string) *corev1.Pod {
 	return pod
 }
 
-// run adds a pod to those of a node, as the scheduler does when it assumes it.
+// runOn adds a pod to those of a node, as the scheduler does when it assumes it.
 func runOn(b *bed, node string, pod *corev1.Pod) {
 	for _, n := range b.nodes {
 		if n.Node().Name == node {

@@ -29,7 +29,6 @@ func (c *command) asks() bool {
 	return strings.HasPrefix(c.name, "get_") || c.name == "ps" || c.name == "device_query"
 }
 
-// errArguments is the error of invalid arguments.
 var errArguments = errors.New("invalid arguments")
 
 // commands are the argument parsers of commands, by name.

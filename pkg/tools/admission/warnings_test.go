@@ -64,7 +64,6 @@ func said(t *testing.T, policy claimPolicy, text, before string) []string {
 	return found
 }
 
-// workload has a pod of this spec.
 func workload(kind, spec string) string {
 	of := map[string]string{
 		"v1 Pod": "%s", "apps/v1 Deployment": "{template: {spec: %s}}", "apps/v1 StatefulSet": "{template: {spec: %s}}", "apps/v1 DaemonSet": "{template: {spec: %s}}",
@@ -74,7 +73,7 @@ func workload(kind, spec string) string {
 	return "{apiVersion: " + version + ", kind: " + name + ", metadata: {name: x}, spec: " + fmt.Sprintf(of, spec) + "}"
 }
 
-// Newcomer 2 and 3: what runs without a word elsewhere.
+// What runs without a word elsewhere.
 func TestPolicy_PodWarnings(t *testing.T) {
 	policy := policyOf(t, "cleave-pod-warnings")
 	const claims = "resourceClaims: [{name: gpu, resourceClaimTemplateName: t}, {name: nic, resourceClaimName: n}]"
@@ -124,7 +123,6 @@ func TestPolicy_LargePod(t *testing.T) {
 	}
 }
 
-// Newcomer 4 and 7.
 func TestPolicy_ClaimWarnings(t *testing.T) {
 	policy := policyOf(t, "cleave-claim-warnings")
 	of := func(devices string) []string {
@@ -181,7 +179,7 @@ func TestPolicy_ClaimWarnings(t *testing.T) {
 	}
 }
 
-// Newcomer 16: failRequestsGreaterThanOne, as cleave import writes it.
+// It is failRequestsGreaterThanOne, as cleave import writes it.
 func TestPolicy_SingleShares(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "migrate", "testdata", "device-plugin-shared.yaml"))
 	if err != nil {

@@ -83,7 +83,6 @@ func (n *Node) AllocateFromClass(ctx context.Context, name, class string, count 
 	return results[0], nil
 }
 
-// selected are the devices that a class selects.
 func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.DeviceID], error) {
 	if ids, ok := n.of[class]; ok {
 		return ids, nil

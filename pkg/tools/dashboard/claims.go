@@ -127,7 +127,6 @@ func deviceText(shot *fleet.Snapshot, d *fleet.Device) string {
 	return name
 }
 
-// podsText names the pods of a claim.
 func podsText(c *fleet.Claim) string {
 	switch {
 	case len(c.Pods) == 1:

@@ -66,7 +66,6 @@ func clean(s string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// markup renders a node.
 func markup(n *html.Node) string {
 	var b strings.Builder
 	if err := html.Render(&b, n); err != nil {

@@ -3,10 +3,8 @@
 package dashboard
 
 import (
-	"flag"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,30 +13,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/html"
 
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/tools/fleet"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
-var updateGolden = flag.Bool("update", false, "rewrite golden files")
-
-// golden compares a page with a file in testdata, with a line for each element.
-func golden(t *testing.T, name string, s *Server, body string) {
+// checkGolden compares a page with a file in testdata, with a line for each element. The dialog at the end, which all pages have, is in a
+// file of its own.
+func checkGolden(t *testing.T, name string, s *Server, body string) {
 	t.Helper()
 	got := strings.ReplaceAll(strings.ReplaceAll(body, s.program, "PROGRAM"), s.build, "BUILD")
 	got = strings.ReplaceAll(got, "><", ">\n<")
-	path := filepath.Join("testdata", name)
-	if *updateGolden {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	page, dialog, _ := strings.Cut(got, "<dialog ")
+	golden.Check(t, filepath.Join("testdata", name), page)
+	golden.Check(t, filepath.Join("testdata", "dialog.html"), "<dialog "+dialog)
 }
 
 func TestPages_Golden(t *testing.T) {
@@ -53,7 +41,7 @@ func TestPages_Golden(t *testing.T) {
 		if w.Code != http.StatusOK {
 			t.Errorf("%s: %d", path, w.Code)
 		}
-		golden(t, file, s, w.Body.String())
+		checkGolden(t, file, s, w.Body.String())
 	}
 }
 

@@ -221,7 +221,6 @@ func (s *Server) message(title, text string) *page {
 	return &page{title: title, root: "/", parts: []part{{fixed: el("section", class("message"), el("h1", title), el("p", text))}}}
 }
 
-// document writes a page.
 func (s *Server) document(w http.ResponseWriter, r *http.Request, status int, p *page, live string) {
 	var b bytes.Buffer
 	if err := writeDocument(&b, p.document(s.build, live, s.pages.figures != nil)); err != nil {

@@ -91,7 +91,6 @@ func newAlignedBed(t *testing.T, random *rand.Rand, allTiers bool) *alignedBed {
 
 func rootName(root int) string { return fmt.Sprintf("pci0000:%02x", 0x10+root) }
 
-// sliceOf is a pool of one slice on the node.
 func sliceOf(of string, devices ...resourceapi.Device) resourceapi.ResourceSlice {
 	return resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: of}, Spec: resourceapi.ResourceSliceSpec{Driver: of, NodeName: new(alignedNode),
 		Pool: resourceapi.ResourcePool{Name: alignedNode, ResourceSliceCount: 1}, Devices: devices}}

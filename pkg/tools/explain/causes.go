@@ -57,7 +57,6 @@ func (cs *causes) add(c Cause) {
 	}
 }
 
-// add adds values of attributes.
 func (m *Mismatch) add(attributes []Values) {
 	for _, a := range attributes {
 		at := slices.IndexFunc(m.Attributes, func(v Values) bool { return v.Name == a.Name })

@@ -278,7 +278,6 @@ func (e *evictions) holders(site *site, node *pools.Node, state *packing.State, 
 	return h
 }
 
-// from is the eviction from a node.
 func (e *evictions) from(node string) *pools.Evicting {
 	return &pools.Evicting{
 		Priority: e.priority, Now: e.Running.Now,

@@ -55,7 +55,6 @@ func (b *bed) claimNamed(name string) *resourceapi.ResourceClaim {
 	return b.Claims[i]
 }
 
-// urgent is a pod with a claim.
 func urgent(priority int32, claim string) *corev1.Pod {
 	pod := podOf(claim)
 	pod.Spec.Priority, pod.Spec.SchedulerName = &priority, "cleave-scheduler"
@@ -231,7 +230,7 @@ func TestEviction_Text(t *testing.T) {
 	}
 	b.Running.Pods[6].Status.StartTime = new(metav1.NewTime(since.Add(-time.Minute)))
 	e := b.explain(AboutPod(urgent(1000, "trainer"), namespace(whole(1)), b.Objects))
-	golden(t, "eviction", text(t, e))
+	checkGolden(t, "eviction", e)
 	device := b.claimNamed("low-3").Status.Allocation.Devices.Results[0].Device
 	want := &Eviction{Priority: 1000, Scheduler: "cleave-scheduler", Node: "node-1", OtherNodes: 1,
 		Victims: []Victim{{Pod: "team/low-3", Priority: -1000, Devices: []string{device}}}}
@@ -240,7 +239,7 @@ func TestEviction_Text(t *testing.T) {
 	}
 	// All of node-1 goes for eight GPUs; what is above the pod's priority stays.
 	b.Running.Pods[0].Spec.Priority = new(int32(-100))
-	golden(t, "eviction-nobody", text(t, b.explain(AboutPod(urgent(-500, "trainer"), namespace(whole(8)), b.Objects))))
+	checkGolden(t, "eviction-nobody", b.explain(AboutPod(urgent(-500, "trainer"), namespace(whole(8)), b.Objects)))
 }
 
 // The allocator finds room where the victims were, and all of them are less important.

@@ -322,7 +322,6 @@ func (s *search) together(ctx context.Context, site *site, found *causes) {
 	}
 }
 
-// constraintText names a constraint.
 func constraintText(c resourceapi.DeviceConstraint) string {
 	switch {
 	case c.MatchAttribute != nil:

@@ -46,7 +46,6 @@ func withConstraint(c *resourceapi.ResourceClaim, attribute string) *resourceapi
 	return c
 }
 
-// podOf is a pod with claims of their names.
 func podOf(claims ...string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "trainer"}}
 	for _, name := range claims {
@@ -55,7 +54,6 @@ func podOf(claims ...string) *corev1.Pod {
 	return using(pod)
 }
 
-// namespace has claims by name.
 func namespace(claims ...*resourceapi.ResourceClaim) Namespace {
 	in := Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
 	for _, c := range claims {
@@ -189,7 +187,7 @@ func TestExplain_Devices(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "hgx-h100", "hgx-h100")
-			golden(t, name, text(t, b.explain(tt(b))))
+			checkGolden(t, name, b.explain(tt(b)))
 		})
 	}
 }
@@ -291,7 +289,7 @@ func TestExplain_Pods(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "hgx-h100", "hgx-h100")
-			golden(t, name, text(t, b.explain(tt(b))))
+			checkGolden(t, name, b.explain(tt(b)))
 		})
 	}
 }
@@ -327,10 +325,7 @@ func TestExplain_SeveralQuestions(t *testing.T) {
 func TestExplain_CutShort(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	q := AboutClaim(whole(9))
-	c := NewCluster(b.Objects, q)
-	for i := range b.slices {
-		c.AddSlice(&b.slices[i])
-	}
+	c := b.cluster(q)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	e, err := c.Explain(ctx, q)
@@ -344,10 +339,7 @@ func TestExplain_CutShort(t *testing.T) {
 func TestExplain_Ended(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	q := AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=30Gi")))
-	c := NewCluster(b.Objects, q)
-	for i := range b.slices {
-		c.AddSlice(&b.slices[i])
-	}
+	c := b.cluster(q)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	e, err := c.Explain(ended, q)

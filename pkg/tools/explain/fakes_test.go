@@ -4,14 +4,11 @@ package explain
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -23,11 +20,10 @@ import (
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 const driver = "gpu.cleave.dev"
 
@@ -88,7 +84,6 @@ func (b *bed) device(node, name string) *resourceapi.Device {
 	return nil
 }
 
-// claim is a claim of the namespace team.
 func claim(name string, requests ...resourceapi.DeviceRequest) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}}
@@ -148,34 +143,26 @@ func (b *bed) allocate(node, name string, r resourceapi.DeviceRequest) *resource
 	return c
 }
 
-// explain answers a question.
-func (b *bed) explain(q *Question) *Explanation {
-	b.Helper()
+func (b *bed) cluster(q *Question) *Cluster {
 	c := NewCluster(b.Objects, q)
 	for i := range b.slices {
 		c.AddSlice(&b.slices[i])
 	}
-	e, err := c.Explain(b.Context(), q)
+	return c
+}
+
+// explain answers a question.
+func (b *bed) explain(q *Question) *Explanation {
+	b.Helper()
+	e, err := b.cluster(q).Explain(b.Context(), q)
 	b.must(err)
 	return e
 }
 
-// golden compares a text with a file of testdata.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares an explanation with a file of testdata.
+func checkGolden(t *testing.T, name string, e *Explanation) {
 	t.Helper()
-	path := filepath.Join("testdata", name+".txt")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name+".txt"), text(t, e))
 }
 
 func text(t testing.TB, e *Explanation) string {

@@ -84,7 +84,6 @@ func Like(name string, all map[string]bool) []string {
 	return same
 }
 
-// suggestions is a list of a name that may be empty.
 func suggestions(name string) []string {
 	if name == "" {
 		return nil

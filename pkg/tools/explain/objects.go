@@ -131,7 +131,6 @@ func usesOf(running *Running, claims ...*resourceapi.ResourceClaim) map[resource
 	return uses
 }
 
-// add adds an allocation of the device.
 func (u *use) add(by Use, r resourceapi.DeviceRequestAllocationResult) {
 	u.claims, u.results = append(u.claims, by), append(u.results, r)
 	if r.ShareID == nil {

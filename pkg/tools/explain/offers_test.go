@@ -25,8 +25,8 @@ func TestOffers(t *testing.T) {
 func TestExplain_Policies(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.node("node-2", "hgx-h100", &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}}}})
-	golden(t, "policy-shares-no-partitions", text(t, b.explain(AboutClaim(claim("c", asks("mig-mps.cleave.dev", 1))))))
-	golden(t, "policy-offers-no-tier", text(t, newBed(t).only(v1alpha1.TierExclusive).explain(AboutClaim(claim("c", asks("mps.cleave.dev", 1))))))
+	checkGolden(t, "policy-shares-no-partitions", b.explain(AboutClaim(claim("c", asks("mig-mps.cleave.dev", 1)))))
+	checkGolden(t, "policy-offers-no-tier", newBed(t).only(v1alpha1.TierExclusive).explain(AboutClaim(claim("c", asks("mps.cleave.dev", 1)))))
 }
 
 // only gives the bed a node of one tier.

@@ -47,7 +47,6 @@ func (c charges) claim(spec *resourceapi.ResourceClaimSpec, o Objects) {
 	}
 }
 
-// pod charges the extended resources of a pod.
 func (c charges) pod(containers []corev1.Container, init int) {
 	for _, name := range extendedResources(containers) {
 		for _, r := range extendedRequests(containers, init, name, "") {

@@ -10,5 +10,5 @@ func TestExplain_TooManySlices(t *testing.T) {
 	for i := range b.slices {
 		b.slices[i].Spec.Pool.ResourceSliceCount = 1
 	}
-	golden(t, "too-many-slices", text(t, b.explain(AboutClaim(whole(1)))))
+	checkGolden(t, "too-many-slices", b.explain(AboutClaim(whole(1))))
 }

@@ -34,14 +34,12 @@ func using(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// templates has a template named t.
 func templates(requests ...resourceapi.DeviceRequest) Namespace {
 	t := &resourceapi.ResourceClaimTemplate{}
 	t.Name, t.Spec.Spec.Devices.Requests = "t", requests
 	return Namespace{Templates: map[string]*resourceapi.ResourceClaimTemplate{"t": t}}
 }
 
-// Newcomer 2 and 3.
 func TestMiswirings(t *testing.T) {
 	const extended = "limits: {nvidia.com/gpu: 1}, requests: {nvidia.com/gpu: 1}"
 	one := templates(asks("gpu.cleave.dev", 1))

@@ -68,7 +68,6 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 	return answers, nil
 }
 
-// namespaceOf are the claims of a namespace.
 func namespaceOf(namespace string, claims []*resourceapi.ResourceClaim) explain.Namespace {
 	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
 	for _, c := range claims {

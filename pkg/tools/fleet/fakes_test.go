@@ -23,7 +23,6 @@ import (
 
 const testDriver = v1alpha1.Group
 
-// slicesOf are the slices of a node of a model.
 func slicesOf(t testing.TB, model, node string) []resourceapi.ResourceSlice {
 	t.Helper()
 	inventory, err := models.Load(model)
@@ -66,7 +65,6 @@ func classOf(name, driver string) *resourceapi.DeviceClass {
 	}}
 }
 
-// clusterOf has nodes of a model, with their names.
 func clusterOf(t testing.TB, model string, nodes []string, more ...runtime.Object) *fake.Clientset {
 	t.Helper()
 	objects := more

@@ -25,7 +25,6 @@ import (
 
 const gpu0 = "gpu-0000-1b-00-0" // of an HGX H100
 
-// uses are the GPUs of a node by use.
 func uses(s *Snapshot, node string) map[Use]int {
 	counts := map[Use]int{}
 	for _, n := range s.Nodes {

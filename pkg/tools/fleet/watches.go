@@ -180,7 +180,6 @@ func (w *watches) pools(c *resourceapi.ResourceClaim) []string {
 	return pools
 }
 
-// nodesOf are the nodes of a pool.
 func (w *watches) nodesOf(pool string) []string {
 	var nodes []string
 	objects, err := w.slices.GetIndexer().ByIndex(byPool, pool)

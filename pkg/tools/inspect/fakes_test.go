@@ -5,8 +5,6 @@ package inspect
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,11 +19,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
+	"github.com/cleave-dra/cleave/pkg/golden"
 	"github.com/cleave-dra/cleave/pkg/sim"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
-
-var update = flag.Bool("update", false, "rewrite golden files")
 
 // machine is a simulated node with what claims hold of it.
 type machine struct {
@@ -46,7 +43,6 @@ func newMachine(t *testing.T, model string) *machine {
 	return machineOf(t, node)
 }
 
-// machineOf is a simulated node.
 func machineOf(t *testing.T, node *sim.Node) *machine {
 	t.Helper()
 	session, err := simulated.OpenNode(t.Context(), node)
@@ -57,7 +53,6 @@ func machineOf(t *testing.T, node *sim.Node) *machine {
 	return &machine{t: t, node: node, session: session, policy: &v1alpha1.NodePolicy{}}
 }
 
-// gpu is a GPU by its index.
 func (m *machine) gpu(index int) *gpu.GPU { return &m.session.Node().GPUs[index] }
 
 // mig puts a GPU into MIG mode, by a reset where it needs one.
@@ -77,7 +72,6 @@ func (m *machine) mig(index int) {
 	}
 }
 
-// place of a profile on a GPU.
 func (m *machine) place(index int, profile string, start int) gpu.Shape {
 	m.t.Helper()
 	g := m.gpu(index)
@@ -92,7 +86,6 @@ func (m *machine) place(index int, profile string, start int) gpu.Shape {
 	return gpu.Shape{}
 }
 
-// make makes a partition.
 func (m *machine) make(index int, profile string, start int) gpu.Partition {
 	m.t.Helper()
 	if !m.gpu(index).MIG.Enabled {
@@ -162,7 +155,6 @@ func (m *machine) view() *View {
 	return v
 }
 
-// policyOf reads the rules of a policy.
 func policyOf(t *testing.T, rules string) *v1alpha1.NodePolicy {
 	t.Helper()
 	p, err := v1alpha1.DecodeNodePolicy([]byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n" + rules))
@@ -182,22 +174,10 @@ func text(t *testing.T, v *View, o Options) string {
 	return out.String()
 }
 
-// golden compares text with a file in testdata.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares text with a file in testdata.
+func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, filepath.Join("testdata", name), got)
 }
 
 // asJSON is what programs see of a view.

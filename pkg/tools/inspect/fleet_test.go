@@ -50,17 +50,17 @@ func TestOfFleet(t *testing.T) {
 	if err := f.Print(&out, Options{}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "fleet.txt", out.String())
+	checkGolden(t, "fleet.txt", out.String())
 	out.Reset()
 	if err := f.Print(&out, Options{Wide: true}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "fleet-wide.txt", out.String())
+	checkGolden(t, "fleet-wide.txt", out.String())
 	data, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "fleet.json", string(data)+"\n")
+	checkGolden(t, "fleet.json", string(data)+"\n")
 	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil).Print(&out, Options{}); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
 		t.Errorf("without slices: got %v", err)
 	}

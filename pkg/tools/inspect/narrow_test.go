@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Newcomer 13: tables fit the terminal; in a pipe a line stays a row.
+// Tables fit the terminal; in a pipe a line stays a row.
 func TestTable_Width(t *testing.T) {
 	rows := [][]string{{"GPU", "STATE", "FITS"}, {"GPU0", "free", "1 whole, 2x 3g.40gb, 7x 1g.10gb, 4 time slices"}, {"GPU1", "used", "-"}}
 	tests := map[int]string{

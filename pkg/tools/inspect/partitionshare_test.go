@@ -32,7 +32,7 @@ func sharedPartitions(t *testing.T) *machine {
 
 func TestPrint_SharedPartitions(t *testing.T) {
 	v := only(sharedPartitions(t).view(), 0, 1)
-	golden(t, "shared-partitions.txt", text(t, v, Options{Width: 110, Wide: true}))
+	checkGolden(t, "shared-partitions.txt", text(t, v, Options{Width: 110, Wide: true}))
 }
 
 func TestOfMachine_SharedPartitions(t *testing.T) {

@@ -51,7 +51,6 @@ func result(name string) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testNode, Device: name}
 }
 
-// part is a part of a shared device.
 func part(name, memory, cores string) resourceapi.DeviceRequestAllocationResult {
 	r := result(name)
 	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"),
@@ -136,7 +135,7 @@ func viewOf(t *testing.T, p Pool) *View {
 }
 
 func TestPrint_BusyCluster(t *testing.T) {
-	golden(t, "cluster-busy.txt", text(t, viewOf(t, busyPool(t, newMachine(t, "hgx-h100"))), Options{Width: 110}))
+	checkGolden(t, "cluster-busy.txt", text(t, viewOf(t, busyPool(t, newMachine(t, "hgx-h100"))), Options{Width: 110}))
 }
 
 func TestOfPool_BusyClusterJSON(t *testing.T) {
@@ -147,7 +146,7 @@ func TestOfPool_BusyClusterJSON(t *testing.T) {
 		allocated("dev/a", results{result(m.gpu(0).PCI.DeviceName() + "-mig-5-2")}, "a"),
 		allocated("dev/nb", results{part(m.gpu(1).PCI.DeviceName()+"-timeslice", "5Gi", "")}, "nb"),
 	}
-	golden(t, "cluster-a30.json", asJSON(t, viewOf(t, p)))
+	checkGolden(t, "cluster-a30.json", asJSON(t, viewOf(t, p)))
 }
 
 func TestConnections_MatchHardware(t *testing.T) {
@@ -291,5 +290,5 @@ func TestOfPool_OtherDriver(t *testing.T) {
 		},
 	}}
 	v := viewOf(t, Pool{Node: "n", Driver: "gpu.example.com", Slices: []resourceapi.ResourceSlice{slice}})
-	golden(t, "cluster-other-driver.txt", text(t, v, Options{}))
+	checkGolden(t, "cluster-other-driver.txt", text(t, v, Options{}))
 }

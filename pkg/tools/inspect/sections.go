@@ -198,7 +198,6 @@ func (p *printer) topology() {
 	}
 }
 
-// shapes prints all devices.
 func (p *printer) shapes() {
 	rows := [][]string{{"GPU", "DEVICE", "SHAPE", "STATE", "CLAIM"}}
 	for i := range p.view.GPUs {

@@ -21,7 +21,6 @@ const (
 	typeMIGMPS       = string(gpu.TypeMIGMPS)
 )
 
-// isPartition reports whether the shape is a partition.
 func (s *Shape) isPartition() bool { return s.Placement != nil }
 
 // isShared reports whether several claims can be allocated the shape at once.

@@ -33,7 +33,6 @@ var meanings = map[string]string{
 // TaintMeaning explains a taint of Cleave's, with a remedy; empty for others.
 func TaintMeaning(key string) string { return meanings[key] }
 
-// taintOf is a taint with its meaning.
 func taintOf(key, value, effect string) Taint {
 	meaning, known := meanings[key]
 	if !known {

@@ -4,7 +4,7 @@ package inspect
 
 import "testing"
 
-// Newcomer 12: on-call searches for the release as nvidia-smi writes it.
+// On-call searches for the release as nvidia-smi writes it.
 func TestVersions(t *testing.T) {
 	for of, want := range map[string]string{"": "", "580.95.5": "580.95.05", "550.54.15": "550.54.15", "535.104.5": "535.104.05", "390.87.0": "390.87", "390.87": "390.87", "580.95.05": "580.95.05"} {
 		if got := driverText(of); got != want {

@@ -72,7 +72,6 @@ func (i *Import) serve(resource, why string, s selector) {
 	}
 }
 
-// sorted are the classes by resource.
 func (i *Import) sorted() []*class {
 	return slices.SortedFunc(maps.Values(i.classes), func(a, b *class) int { return cmp.Compare(a.resource, b.resource) })
 }

@@ -54,7 +54,6 @@ func (f *pluginFlags) check(path *field.Path) field.ErrorList {
 	return nil
 }
 
-// strategy is the MIG strategy.
 func (f *pluginFlags) strategy() string {
 	if f.MigStrategy == nil {
 		return strategyNone

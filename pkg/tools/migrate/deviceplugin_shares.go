@@ -106,7 +106,6 @@ func (w *way) rule(p *pluginImport, match *v1alpha1.Match, e *replicatedResource
 	return r
 }
 
-// partitionShare shares the partitions of a profile.
 func (w *way) partitionShare(profile string, e *replicatedResource) v1alpha1.PartitionShare {
 	if w.kind == kindMPS {
 		return v1alpha1.PartitionShare{Profile: profile, MPS: w.mps(e)}

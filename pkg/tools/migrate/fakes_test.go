@@ -34,8 +34,9 @@ func rulesOf(t *testing.T, text string) []v1alpha1.Rule {
 // classesOf are the expressions of an import's classes by resource, shortened. Those of the profiles that the plugin has
 // with strategy mixed are left out, and "mixed" stands for them.
 func classesOf(i *Import) map[string]string {
-	mixed := 0
+	mixed, profiles := 0, map[string]string{}
 	for _, p := range knownProfiles() {
+		profiles[migResource(p)] = p
 		if i.classes[migResource(p)] != nil {
 			mixed++
 		}
@@ -45,7 +46,7 @@ func classesOf(i *Import) map[string]string {
 		resource := *c.Spec.ExtendedResourceName
 		text := strings.TrimPrefix(c.Spec.Selectors[0].CEL.Expression, `device.driver == "gpu.cleave.dev" && `)
 		text = strings.ReplaceAll(text, `device.attributes["gpu.cleave.dev"]`, "")
-		if profile, ok := profileOfResource(resource); ok && mixed > 20 && text == `.type == "mig" && .profile == "`+profile+`"` {
+		if profile, ok := profiles[resource]; ok && mixed > 20 && text == `.type == "mig" && .profile == "`+profile+`"` {
 			all["mixed"] = "all profiles"
 			continue
 		}
@@ -83,7 +84,6 @@ func check(t *testing.T, i *Import, want outcome) {
 	checkImport(t, i)
 }
 
-// problems of an error, a line each.
 func problems(err error) []string {
 	var lines []string
 	for _, p := range v1alpha1.ProblemsOf(err) {

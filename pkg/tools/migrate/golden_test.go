@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"flag"
 	"io"
 	"os"
 	"path/filepath"
@@ -24,9 +23,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 // readers are those of the kinds of files.
 var readers = map[string]func([]byte, Options) (*Import, error){"device-plugin": DevicePlugin, "mig-parted": MIGParted}
@@ -79,20 +77,7 @@ func TestGolden(t *testing.T) {
 			if err := imported.SetDefault(""); err != nil {
 				t.Fatal(err)
 			}
-			got := written(t, imported)
-			golden := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatalf("%v (run go test with -update to write it)", err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("output (-want +got):\n%s", diff)
-			}
+			golden.Check(t, filepath.Join("testdata", name+".golden"), written(t, imported))
 			checkImport(t, imported)
 		})
 	}

@@ -57,7 +57,6 @@ func MIGParted(data []byte, options Options) (*Import, error) {
 	return i, nil
 }
 
-// addConfig makes a policy of a mig-config.
 func (i *Import) addConfig(f *partedFile, owners map[string]string, name string) {
 	path := field.NewPath("mig-configs").Key(name)
 	i.policy = name

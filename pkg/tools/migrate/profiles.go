@@ -4,7 +4,6 @@ package migrate
 
 import (
 	_ "embed"
-	"regexp"
 	"strings"
 )
 
@@ -19,15 +18,4 @@ func knownProfiles() []string { return strings.Fields(profileList) }
 // migResource is the resource that the device plugin, with strategy mixed, has for a profile.
 func migResource(profile string) string {
 	return resourcePrefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
-}
-
-var migResourceName = regexp.MustCompile(`^nvidia\.com/mig-([0-9]+g\.[0-9]+gb)(\.me)?$`)
-
-// profileOfResource is the profile that a resource of strategy mixed stands for; not ok if it is none that Cleave offers.
-func profileOfResource(resource string) (profile string, ok bool) {
-	found := migResourceName.FindStringSubmatch(resource)
-	if found == nil {
-		return "", false
-	}
-	return found[1] + strings.ReplaceAll(found[2], ".", "+"), true
 }

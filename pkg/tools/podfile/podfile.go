@@ -28,8 +28,6 @@ type Pod struct {
 	Path *field.Path
 	// Pod has the object's name and namespace, and the API server's defaults for resources.
 	*corev1.Pod
-	// IsTemplate is set for all kinds but Pod.
-	IsTemplate bool
 	// Unknown are fields that the API server refuses of its own kinds; of others nothing is known.
 	Unknown error
 }
@@ -181,7 +179,7 @@ func (s *search) add(template map[string]any, at, specAt *field.Path) error {
 	pod := &corev1.Pod{ObjectMeta: decoded.ObjectMeta, Spec: decoded.Spec}
 	pod.Namespace, pod.Name = s.object.Namespace, s.object.Name
 	setDefaults(&pod.Spec)
-	found := Pod{Path: specAt, Pod: pod, IsTemplate: true}
+	found := Pod{Path: specAt, Pod: pod}
 	if group, _, ok := strings.Cut(s.object.APIVersion, "/"); !ok || group == "apps" || group == "batch" {
 		if err := utilerrors.NewAggregate(unknown); err != nil {
 			found.Unknown = fmt.Errorf("%s: %w", at, err)

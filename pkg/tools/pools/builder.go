@@ -30,7 +30,6 @@ type builder struct {
 	byName   map[string]int // GPUs
 }
 
-// add adds a pool.
 func (b *builder) add(p *resourcepool.Pool) {
 	number := len(b.node.pools)
 	b.node.pools = append(b.node.pools, p.Pool)

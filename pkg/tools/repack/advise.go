@@ -133,7 +133,6 @@ func (m *move) places() (first Place, others []Place) {
 	return first, others
 }
 
-// place names devices.
 func (n *node) place(uses []packing.Use) Place {
 	p := Place{Node: n.name}
 	for _, u := range uses {

@@ -5,13 +5,10 @@ package repack
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,9 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 const small = "mig-1g.10gb.cleave.dev"
 
@@ -43,14 +39,14 @@ func TestAdvise_Stray(t *testing.T) {
 		Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1}}}
 	b.pods = append(b.pods, &corev1.Pod{Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}}}})
 	a := b.advise()
-	golden(t, "stray", a)
+	checkGolden(t, "stray", a)
 	if a.WholeNow != 14 || a.WholeThen != 15 {
 		t.Errorf("%d GPUs are whole, then %d, want 14 and 15", a.WholeNow, a.WholeThen)
 	}
 }
 
-// golden compares texts and JSON with files.
-func golden(t *testing.T, name string, a *Advice) {
+// checkGolden compares texts and JSON with files.
+func checkGolden(t *testing.T, name string, a *Advice) {
 	t.Helper()
 	var text, wide bytes.Buffer
 	if err := a.Print(&text, false); err != nil {
@@ -64,19 +60,7 @@ func golden(t *testing.T, name string, a *Advice) {
 		t.Fatal(err)
 	}
 	for file, got := range map[string]string{".txt": text.String(), "-wide.txt": wide.String(), ".json": string(data) + "\n"} {
-		path := filepath.Join("testdata", name+file)
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
-		}
+		golden.Check(t, filepath.Join("testdata", name+file), got)
 	}
 }
 

@@ -162,7 +162,6 @@ func nodeNames(n int) (names []string) {
 	return names
 }
 
-// devicesOf are those of an allocation.
 func devicesOf(r *resourceapi.AllocationResult) (names []string) {
 	for _, d := range r.Devices.Results {
 		names = append(names, d.Device)

@@ -71,7 +71,6 @@ func (n *node) hasRoom(needs []need) bool {
 	})
 }
 
-// gpuOf is the GPU of a use.
 func (n *node) gpuOf(u packing.Use) *gpu { return n.gpus[n.state.Model().Devices[u.Device].GPU] }
 
 // recount counts whole GPUs after a change.

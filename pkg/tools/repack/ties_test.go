@@ -25,7 +25,7 @@ func TestAdvise_Ties(t *testing.T) {
 	if len(a.Steps) != 1 || a.Steps[0].Pods[0].Pod != "stray" || a.WholeThen != a.WholeNow+1 {
 		t.Fatalf("got %+v, want the restart of stray alone", a)
 	}
-	golden(t, "ties", a)
+	checkGolden(t, "ties", a)
 }
 
 // TestAdvise_AnyChoice: whichever of equally good nodes the scheduler chooses, each step frees what it says.

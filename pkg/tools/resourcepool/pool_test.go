@@ -37,7 +37,6 @@ func slice(name, pool string, generation, count int64, devices ...string) *resou
 	return s
 }
 
-// counters makes a slice one of counter sets.
 func counters(s *resourceapi.ResourceSlice, names ...string) *resourceapi.ResourceSlice {
 	for _, name := range names {
 		s.Spec.SharedCounters = append(s.Spec.SharedCounters, resourceapi.CounterSet{Name: name, Counters: units(100)})

@@ -234,7 +234,6 @@ func (p *plan) predict(n *node, request int) (*answer, error) {
 	return a, nil
 }
 
-// measure predicts the cost of a request on a node.
 func (p *plan) measure(n *node, request int) (*answer, error) {
 	a, err := p.predict(n, request)
 	if err == nil && a.fits && !a.measured {

@@ -6,18 +6,14 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
-	"flag"
 	"io"
-	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cleave-dra/cleave/pkg/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 // reportOf is one with two strategies and few numbers.
 func reportOf() *Report {
@@ -49,19 +45,7 @@ func TestReport_Golden(t *testing.T) {
 		if err := write(reportOf(), &got); err != nil {
 			t.Fatal(err)
 		}
-		path := filepath.Join("testdata", file)
-		if *update {
-			if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", file, diff)
-		}
+		golden.Check(t, filepath.Join("testdata", file), got.String())
 	}
 }
 

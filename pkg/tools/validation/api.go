@@ -207,7 +207,6 @@ func checkToleration(t resourceapi.DeviceToleration, at *field.Path) field.Error
 	return errs
 }
 
-// checkOpaque checks parameters of any driver.
 func checkOpaque(c *resourceapi.DeviceConfiguration, at *field.Path) field.ErrorList {
 	o, at := c.Opaque, at.Child("opaque")
 	if o == nil {
@@ -239,7 +238,6 @@ func checkConstraint(c *resourceapi.DeviceConstraint, at *field.Path) field.Erro
 	}
 }
 
-// checkDomain checks the name of a driver.
 func checkDomain(name string, at *field.Path) field.ErrorList {
 	switch {
 	case name == "":

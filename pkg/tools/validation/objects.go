@@ -143,7 +143,6 @@ func configsOf(object runtime.Object) (configs []resourceapi.DeviceConfiguration
 	return configs, path.Child("config")
 }
 
-// problems reports errors of an object.
 func (o *object) problems(errs field.ErrorList) {
 	for _, err := range errs {
 		o.wrong = true

@@ -49,7 +49,6 @@ func (v *validation) podsOf(f *File, d v1alpha1.Document, h *header) bool {
 // podChecks are those of pods, once the objects of all files and the classes are known.
 type podChecks struct{ *validation }
 
-// problems reports errors of a pod.
 func (p *pod) problems(errs ...error) {
 	for _, err := range errs {
 		p.unsure = true

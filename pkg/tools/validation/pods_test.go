@@ -13,12 +13,11 @@ func deployment(spec string) string {
 	return "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d, namespace: team}\nspec: {template: {spec: " + spec + "}}\n"
 }
 
-// limits is a container with limits.
 func limits(text string) string {
 	return "{containers: [{name: main, resources: {limits: {" + text + "}}}]}"
 }
 
-// Newcomer 1, 2, 3, 7 and 8: pods are checked before they are created.
+// Pods are checked before they are created.
 func TestFiles_Pods(t *testing.T) {
 	const (
 		at      = "f.yaml: Deployment team/d: spec.template.spec"
@@ -54,7 +53,6 @@ func TestFiles_Pods(t *testing.T) {
 		"an imported class":         {claim("deviceClassName: gpu.device-plugin.cleave.dev"), checked{Checked: []string{"ResourceClaim team/c"}}},
 		"a class of NVIDIA":         {claim("deviceClassName: gpu.nvidia.com"), checked{Checked: []string{"ResourceClaim team/c"}, Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: class "gpu.nvidia.com" is of NVIDIA's driver, and Cleave serves it only if it is installed so: docs/nvidia-compatible.md`}}},
 		"several shares":            {deployment(limits("nvidia.com/gpu.shared: 2")), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + ": container main asks for 2 of nvidia.com/gpu.shared: it gets one share of each of 2 GPUs, not more of one. Ask for 1, or for whole GPUs"}}},
-		// Newcomer 7.
 		"names that devices have": {claim(`deviceClassName: mig.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.cleave.dev"].profile == "1g.10gb" && device.capacity["gpu.cleave.dev"].memory.isGreaterThan(quantity("1Gi")) && device.attributes["resource.kubernetes.io"].pcieRoot != ""'}}], capacity: {requests: {memory: 1Gi}}`),
 			checked{Checked: []string{"ResourceClaim team/c"}}},
 		"attributes and amounts with typos": {claim(`deviceClassName: mps.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].productName == "x" && device.capacity["gpu.cleave.dev"].mem.isGreaterThan(quantity("1Gi"))'}}], capacity: {requests: {core: 1}}`),
@@ -65,7 +63,6 @@ func TestFiles_Pods(t *testing.T) {
 		"names of another's devices": {claim(`deviceClassName: nic.example.com, selectors: [{cel: {expression: 'device.attributes["nic.example.com"].speed == "x"'}}], capacity: {requests: {bandwidth: 1}}`), checked{Checked: []string{"ResourceClaim team/c"}}},
 		"a constraint with a typo": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev, count: 2}}], constraints: [{matchAttribute: gpu.cleave.dev/nvlinkgroup}, {matchAttribute: nic.example.com/rail}]}}", checked{Checked: []string{"ResourceClaim team/c"},
 			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.constraints[0].matchAttribute: no device of Cleave has the attribute gpu.cleave.dev/nvlinkgroup: did you mean gpu.cleave.dev/nvlinkGroup?`}}},
-		// Newcomer 4.
 		"parameters for another driver": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"},
 			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque.driver: driver "resource.example.com" is not that of Cleave's classes, which all requests name: these parameters are ignored: did you mean "gpu.cleave.dev"?`}}},
 		"parameters for one of two drivers": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}, {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"}}},

@@ -108,7 +108,6 @@ type validation struct {
 	classes map[string]*resourceapi.DeviceClass
 }
 
-// expand lists the files of a path.
 func expand(path string) (files []string, directory bool, err error) {
 	if path == "-" {
 		return []string{path}, false, nil

@@ -138,7 +138,6 @@ func (s *steps) Write(call []byte) (int, error) {
 	return len(call), nil
 }
 
-// step counts one step.
 func (s *steps) step() {
 	s.count++
 	if s.count == s.killAt {

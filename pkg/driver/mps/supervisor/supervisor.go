@@ -142,7 +142,6 @@ func (s *Supervisor) gpu(device string) *gpuState {
 	return g
 }
 
-// daemon is the daemon of a GPU.
 func (s *Supervisor) daemon(device string) daemon {
 	return daemon{Daemon: Daemon{GPU: device, paths: pathsOf(s.config.Dir, device)}, on: &s.on, config: &s.config}
 }
