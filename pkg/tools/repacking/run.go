@@ -181,6 +181,9 @@ func (r *Repacker) move(ctx context.Context, m repack.Move, frees string) error 
 		}
 		switch d.Do {
 		case Evict:
+			if why := r.Permit.Refuses(time.Now(), 0, 0); why != "" { // since a budget has refused
+				return &Stop{Closed, why}
+			}
 			if err := w.evict(ctx, frees); err != nil {
 				return err
 			}

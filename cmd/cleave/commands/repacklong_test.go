@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package commands
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/cleave-dra/cleave/pkg/tools/repacking"
+)
+
+// TestRepack_WindowCloses: a budget that allows the eviction once the window has closed is too late.
+func TestRepack_WindowCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // which begins on a Saturday at midnight, UTC
+		client := scatteredCluster(t)
+		closes, late := time.Now().Add(5*time.Minute), 0
+		evictions(t, client, func(int) error {
+			if time.Now().Before(closes) {
+				return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+			}
+			late++
+			return nil
+		})
+		f := applyFlags()
+		f.format, f.every, f.zone, f.windows = "table", 10*time.Minute, "UTC", []string{"Sat 00:00-00:05"}
+		if err := f.check(); err != nil {
+			t.Fatal(err)
+		}
+		r := f.repacker(client, &bytes.Buffer{})
+		advice, err := r.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.Apply(t.Context(), advice, 0)
+		if stop := (*repacking.Stop)(nil); !errors.As(err, &stop) || stop.Reason != repacking.Closed || late > 0 {
+			t.Errorf("asked %d times after the window, error %v", late, err)
+		}
+		if got := taintsOf(t, client, "node-2"); len(got) > 0 {
+			t.Errorf("node-2 keeps %v", got)
+		}
+	})
+}
