@@ -4,12 +4,16 @@ package commands
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cleave-dra/cleave/pkg/tools/repacking"
 )
@@ -42,6 +46,48 @@ func TestRepack_WindowCloses(t *testing.T) {
 		}
 		if got := taintsOf(t, client, "node-2"); len(got) > 0 {
 			t.Errorf("node-2 keeps %v", got)
+		}
+	})
+}
+
+// TestRepack_TaintStays: that a node keeps the taint is said, whatever else went wrong, and it is taken away as soon as that is possible.
+func TestRepack_TaintStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // which begins on a Saturday at midnight, UTC
+		client, began := scatteredCluster(t), time.Now()
+		broken := false // once after the evictions
+		evictions(t, client, func(int) error { broken = true; return apierrors.NewTooManyRequests("budget", 0) })
+		client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			fails := broken
+			broken = false
+			return fails, nil, errors.New("connection refused")
+		})
+		f := applyFlags()
+		f.format, f.every, f.zone, f.windows = "table", 10*time.Minute, "UTC", []string{"Sat 00:00-00:05"}
+		if err := f.check(); err != nil {
+			t.Fatal(err)
+		}
+		r := f.repacker(client, &bytes.Buffer{})
+		advice, err := r.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.Apply(t.Context(), advice, 0)
+		for _, want := range []string{"no window is open", "of node node-2: connection refused"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+		}
+		if len(taintsOf(t, client, "node-2")) == 0 {
+			t.Error("node-2 has no taint")
+		}
+		time.Sleep(time.Until(began.Add(7 * 24 * time.Hour))) // when the window opens next
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := r.Serve(ctx, f.every, 0); err != nil {
+			t.Error(err)
+		}
+		if got := taintsOf(t, client, "node-2"); len(got) > 0 {
+			t.Errorf("node-2 keeps %v until the next window", got)
 		}
 	})
 }

@@ -4,6 +4,7 @@ package repacking
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,6 +36,9 @@ type Stop struct {
 }
 
 func (s *Stop) Error() string { return string(s.Reason) + ": " + s.Message }
+
+// errTaintStays is returned where a node keeps the taint of a repack.
+var errTaintStays = errors.New("the node takes no pods until the repack is run again")
 
 // uncordonTimeout bounds the removal of a taint when all else ends.
 const uncordonTimeout = 30 * time.Second
@@ -124,8 +128,8 @@ func (r *Repacker) step(ctx context.Context, rest repack.Step) (err error) {
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uncordonTimeout)
 			defer cancel()
-			if failed := r.untaint(ctx, rest.Cordon); err == nil {
-				err = failed
+			if failed := r.untaint(ctx, rest.Cordon); failed != nil {
+				err = errors.Join(err, fmt.Errorf("%w: %w", errTaintStays, failed))
 			}
 		}()
 		if err := r.taint(ctx, rest.Cordon); err != nil {
