@@ -6,17 +6,43 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cleave-dra/cleave/pkg/tools/repacking"
 )
+
+// TestRepack_Busy: where pods are created all the time, those that were there first are waited for.
+func TestRepack_Busy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, n := scatteredCluster(t), 0
+		pods := corev1.SchemeGroupVersion.WithResource("pods")
+		client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: fmt.Sprintf("job-%d", n), CreationTimestamp: metav1.Now()}}
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+			err := client.Tracker().Add(p)
+			if n > 0 {
+				err = errors.Join(err, client.Tracker().Delete(pods, "ml", fmt.Sprintf("job-%d", n-1)))
+			}
+			n++
+			return err != nil, nil, err
+		})
+		began := time.Now()
+		advice, err := applyFlags().repacker(client, &bytes.Buffer{}).Begin(t.Context())
+		if err != nil || len(advice.Steps) != 1 || time.Since(began) != 2*time.Second {
+			t.Errorf("got %+v, %v after %s, want a step after 2s", advice, err, time.Since(began))
+		}
+	})
+}
 
 // TestRepack_WindowCloses: a budget that allows the eviction once the window has closed is too late.
 func TestRepack_WindowCloses(t *testing.T) {

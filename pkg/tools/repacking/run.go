@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -43,16 +44,20 @@ var errTaintStays = errors.New("the node takes no pods until the repack is run a
 // uncordonTimeout bounds the removal of a taint when all else ends.
 const uncordonTimeout = 30 * time.Second
 
-// Begin waits until no pod moves, takes away the taints that an interrupted run has left, and plans.
+// Begin waits until no pod moves of those that do now, takes away the taints that an interrupted run has left, and plans.
 func (r *Repacker) Begin(ctx context.Context) (*repack.Advice, error) {
 	began := time.Now()
-	for {
+	for left := []string(nil); ; {
 		cluster, err := r.Read(ctx)
 		if err != nil {
 			return nil, err
 		}
-		moving, tainted := cluster.Moving(), cluster.Tainted()
-		if len(moving) == 0 || r.DryRun {
+		moving, tainted := cluster.Moving(time.Now().Add(-r.Limits.Replacement)), cluster.Tainted()
+		if left == nil {
+			left = moving // others come all the time
+		}
+		left = slices.DeleteFunc(left, func(pod string) bool { return !slices.Contains(moving, pod) })
+		if len(left) == 0 || r.DryRun {
 			if !r.DryRun {
 				if err := r.untaint(ctx, tainted...); err != nil {
 					return nil, err
@@ -61,7 +66,7 @@ func (r *Repacker) Begin(ctx context.Context) (*repack.Advice, error) {
 			return cluster.Advise(ctx)
 		}
 		if time.Since(began) > r.Limits.Replacement {
-			return nil, &Stop{Timeout, fmt.Sprintf("pods are evicted or scheduled, which takes more than %s: %v", r.Limits.Replacement, moving)}
+			return nil, &Stop{Timeout, fmt.Sprintf("pods are evicted or scheduled, which takes more than %s: %v", r.Limits.Replacement, left)}
 		}
 		if err := r.pause(ctx); err != nil {
 			return nil, err
