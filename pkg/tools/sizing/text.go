@@ -29,8 +29,8 @@ func (a *Advice) Print(w io.Writer) error {
 		}
 		_ = t.Flush() // strings have room
 		fmt.Fprintf(&b, "\nNow %d of %d GPUs are free and whole, %d if all of this were followed.\n", a.WholeNow, a.GPUs, a.WholeThen)
-		fmt.Fprintf(&b, "Devices have %.0f%% more memory and multiprocessors than were seen in use in the last %.0f hours.\n",
-			100*a.Margin, a.Since)
+		fmt.Fprintf(&b, "Devices have %.0f%% more memory than was seen in use in the last %.0f hours, "+
+			"and multiprocessors than were active in 95 %% of it.\n", 100*a.Margin, a.Since)
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("print the advice: %w", err)
