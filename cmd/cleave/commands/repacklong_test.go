@@ -106,7 +106,7 @@ func TestRepack_TaintStays(t *testing.T) {
 		if len(taintsOf(t, client, "node-2")) == 0 {
 			t.Error("node-2 has no taint")
 		}
-		time.Sleep(time.Until(began.Add(7 * 24 * time.Hour))) // when the window opens next
+		<-time.After(time.Until(began.Add(7 * 24 * time.Hour))) // when the window opens next
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		if err := r.Serve(ctx, f.every, 0); err != nil {
