@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"time"
 
@@ -85,7 +86,7 @@ func (f *adviseFlags) check() error {
 	fail(!slices.Contains([]string{"table", "json", "yaml"}, f.format), "--output %q is not one of table, json, yaml", f.format)
 	fail(f.prometheus.URL == "", "--prometheus is not set")
 	fail(f.params.Since < time.Hour, "--since %s is less than an hour", f.params.Since)
-	fail(f.params.Margin < 0 || f.params.Margin > 10, "--margin %g is not in 0 to 10", f.params.Margin)
+	fail(math.IsNaN(f.params.Margin) || f.params.Margin < 0 || f.params.Margin > 10, "--margin %g is not in 0 to 10", f.params.Margin)
 	fail(f.params.Seen <= 0 || f.params.Seen > f.params.Since, "--seen %s is not in 0 to --since %s", f.params.Seen, f.params.Since)
 	f.params.Step = sizing.StepOf(f.params.Since)
 	return errors.Join(errs...)

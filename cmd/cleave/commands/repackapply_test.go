@@ -219,10 +219,14 @@ func TestRepack_Resumed(t *testing.T) {
 		if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "on-its-way"}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "on-its-way", CreationTimestamp: metav1.Now()}}
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
-		if err := client.Tracker().Add(pod); err != nil {
-			t.Fatal(err)
+		misspelled := pod.DeepCopy() // the template of its claim, so that no scheduler ever looks at it
+		misspelled.Name, misspelled.CreationTimestamp = "misspelled", metav1.NewTime(time.Now().Add(-time.Hour))
+		for _, p := range []*corev1.Pod{pod, misspelled} {
+			if err := client.Tracker().Add(p); err != nil {
+				t.Fatal(err)
+			}
 		}
 		var out bytes.Buffer
 		r := applyFlags().repacker(client, &out)

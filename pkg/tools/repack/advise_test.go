@@ -103,6 +103,13 @@ func TestAdvise_Kept(t *testing.T) {
 		"host port": {func(p *corev1.Pod, _ *resourceapi.ResourceClaim) {
 			p.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 80}}
 		}, OtherPods, "a host port"},
+		"group": {func(p *corev1.Pod, _ *resourceapi.ResourceClaim) {
+			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("group")}
+		}, OtherPods, "a scheduling group"},
+		"LeaderWorkerSet": {func(p *corev1.Pod, _ *resourceapi.ResourceClaim) {
+			p.Labels["leaderworkerset.sigs.k8s.io/name"] = "llm"
+		}, OtherPods,
+			"LeaderWorkerSet llm would create all pods of its group again"},
 		"named claim": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) { c.OwnerReferences = nil }, NamedClaim, "its claim stray outlives it"},
 		"other driver": {func(_ *corev1.Pod, c *resourceapi.ResourceClaim) {
 			r := &c.Status.Allocation.Devices

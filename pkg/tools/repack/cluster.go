@@ -4,6 +4,7 @@ package repack
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -38,11 +39,12 @@ type Cluster struct {
 	claims map[string]*resourceapi.ResourceClaim
 	users  map[types.UID][]*resourceapi.ResourceClaim
 	pods   map[types.UID]*corev1.Pod
-	// waiting counts pods with claims that have no node yet.
+	// waiting counts pods that ask for devices and have no node yet.
 	waiting int
-	// moving are the pods that are evicted or scheduled right now, tainted the nodes with the taint of a repack.
-	moving, tainted []string
-	problems        []string
+	// moving are the pods that are evicted or scheduled, by name since when; tainted are the nodes with the taint of a repack.
+	moving   map[string]time.Time
+	tainted  []string
+	problems []string
 }
 
 // NewCluster prepares for slices and pods. Problems are what could not be read.
@@ -50,7 +52,7 @@ func NewCluster(o Objects, problems ...string) *Cluster {
 	c := &Cluster{
 		Objects: o, problems: problems, cache: pools.NewCache(), nodes: map[string]*node{},
 		claims: map[string]*resourceapi.ResourceClaim{}, users: map[types.UID][]*resourceapi.ResourceClaim{},
-		pods: map[types.UID]*corev1.Pod{},
+		pods: map[types.UID]*corev1.Pod{}, moving: map[string]time.Time{},
 	}
 	var own []*resourceapi.ResourceClaim
 	for _, claim := range o.Claims {
@@ -96,10 +98,10 @@ func (c *Cluster) AddPod(p *corev1.Pod) {
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		return
 	case p.Spec.NodeName == "":
-		if len(p.Spec.ResourceClaims) > 0 {
+		if c.asks(p) {
 			c.waiting++
 			if p.DeletionTimestamp == nil && !undecidable(p) {
-				c.moving = append(c.moving, p.Namespace+"/"+p.Name)
+				c.moving[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
 			}
 		}
 		return
@@ -110,12 +112,18 @@ func (c *Cluster) AddPod(p *corev1.Pod) {
 	for _, claim := range c.users[p.UID] {
 		if own, _ := driversOf(claim, c.Driver); own {
 			p.ManagedFields = nil
-			if c.pods[p.UID] == nil && p.DeletionTimestamp != nil && isEvicted(p) {
-				c.moving = append(c.moving, p.Namespace+"/"+p.Name)
+			if p.DeletionTimestamp != nil && isEvicted(p) {
+				c.moving[p.Namespace+"/"+p.Name] = p.DeletionTimestamp.Time
 			}
 			c.pods[p.UID] = p
 		}
 	}
+}
+
+// asks reports whether a pod asks for devices: by claims, or by extended resources, for which the scheduler creates one.
+func (c *Cluster) asks(p *corev1.Pod) bool {
+	return len(p.Spec.ResourceClaims) > 0 || slices.ContainsFunc(needsOf(p, func(corev1.ResourceName) bool { return false }),
+		func(n need) bool { return c.served(n.resource) })
 }
 
 // served reports whether an extended resource is devices of a DeviceClass.

@@ -105,8 +105,14 @@ func (c *Cluster) checkController(p *pod) {
 		p.refuse(Job, "Job %s would lose its work, and count it as failed", owner.Name)
 	case owner.Kind != "ReplicaSet" && owner.Kind != "StatefulSet" && owner.Kind != "ReplicationController":
 		p.refuse(UnknownController, "it is not known whether %s %s would create it again", owner.Kind, owner.Name)
+	case p.object.Labels[leaderWorkerSet] != "":
+		p.refuse(OtherPods, "LeaderWorkerSet %s would create all pods of its group again", p.object.Labels[leaderWorkerSet])
 	}
 }
+
+// leaderWorkerSet is the label of the pods of one, whose StatefulSets do not act alone: if a pod of a group is deleted, the whole group is
+// by default (sigs.k8s.io/lws, pkg/controllers/pod_controller.go: RecreateGroupOnPodRestart).
+const leaderWorkerSet = "leaderworkerset.sigs.k8s.io/name"
 
 // ControllerOf names the controller, with the Deployment in place of its ReplicaSet.
 func ControllerOf(p *corev1.Pod) string {
@@ -152,6 +158,9 @@ func dependence(p *corev1.Pod) string {
 		if a.PodAntiAffinity != nil && len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0 {
 			return "a required pod anti-affinity"
 		}
+	}
+	if p.Spec.SchedulingGroup != nil { // kube-scheduler places it with the group
+		return "a scheduling group"
 	}
 	for _, t := range p.Spec.TopologySpreadConstraints {
 		if t.WhenUnsatisfiable == corev1.DoNotSchedule {

@@ -5,7 +5,9 @@ package repack
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -95,10 +97,20 @@ func IsTaint(t corev1.Taint) bool { return t.Key == v1alpha1.RepackKey }
 // Tainted are the nodes that have the taint of a repack.
 func (c *Cluster) Tainted() []string { return slices.Sorted(slices.Values(c.tainted)) }
 
-// Moving are the pods with claims that are evicted or scheduled right now, so that nobody can say where they are.
-func (c *Cluster) Moving() []string { return slices.Sorted(slices.Values(c.moving)) }
+// Moving are the pods with devices that are evicted or scheduled right now, so that nobody can say where they are. One that was created,
+// or was to have ended, before a time waits for something else.
+func (c *Cluster) Moving(since time.Time) []string {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(c.moving)) {
+		if !c.moving[name].Before(since) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
-// undecidable reports whether the scheduler has tried a pod and found no node, or is not to try.
+// undecidable reports whether the scheduler has tried a pod and found no node, or is not to try. It does not say so of one whose claim
+// does not exist: PreEnqueue keeps that out of its queue (kube-scheduler 1.37, plugins/dynamicresources).
 func undecidable(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&

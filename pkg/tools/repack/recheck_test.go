@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -58,23 +59,40 @@ func TestRecheck(t *testing.T) {
 	}
 }
 
-// TestMoving: pods that are evicted or scheduled right now have no place that can be planned with.
+// TestMoving: pods that are evicted or scheduled right now have no place that can be planned with. One that was not for long waits for
+// something else, such as a claim that does not exist, or a node that is away.
 func TestMoving(t *testing.T) {
+	now := metav1.NewTime(time.Unix(10_000, 0))
+	long := metav1.NewTime(now.Add(-time.Hour))
 	b := scattered(t)
-	b.pods[0].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} // deleted by somebody
-	b.pods[1].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	b.pods[1].Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: evictionReason}}
-	for name, reason := range map[string]string{"undecided": "", "unschedulable": corev1.PodReasonUnschedulable, "gated": corev1.PodReasonSchedulingGated} {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
+	evicted := []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: evictionReason}}
+	b.pods[0].DeletionTimestamp = &now // deleted by somebody
+	b.pods[1].DeletionTimestamp, b.pods[1].Status.Conditions = &now, evicted
+	b.pods[2].DeletionTimestamp, b.pods[2].Status.Conditions = &long, evicted
+	for name, reason := range map[string]string{
+		"undecided": "", "never tried": "", "unschedulable": corev1.PodReasonUnschedulable, "gated": corev1.PodReasonSchedulingGated,
+	} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name, CreationTimestamp: now}}
+		if name == "never tried" {
+			p.CreationTimestamp = long
+		}
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
 		if reason != "" {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason}}
 		}
 		b.pods = append(b.pods, p)
 	}
+	for name, extended := range map[string]corev1.ResourceName{ // the scheduler creates their claims
+		"extended": "nvidia.com/gpu", "by class": "deviceclass.resource.kubernetes.io/gpu.cleave.dev", "of a device plugin": "example.com/gpu",
+	} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name, CreationTimestamp: now}}
+		requests := corev1.ResourceList{extended: resource.MustParse("1")}
+		p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: requests}}}
+		b.pods = append(b.pods, p)
+	}
 	b.o.Nodes[0].Spec.Taints = []corev1.Taint{{Key: v1alpha1.RepackKey, Effect: corev1.TaintEffectNoSchedule}, {Key: "other"}}
 	c := b.cluster()
-	if diff := cmp.Diff([]string{"ml/b", "ml/undecided"}, c.Moving()); diff != "" {
+	if diff := cmp.Diff([]string{"ml/b", "ml/by class", "ml/extended", "ml/undecided"}, c.Moving(now.Add(-time.Minute))); diff != "" {
 		t.Errorf("moving (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"gpu-1"}, c.Tainted()); diff != "" || len(b.o.Nodes[0].Spec.Taints) != 2 {

@@ -4,7 +4,9 @@ package repacking
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -36,19 +38,26 @@ type Stop struct {
 
 func (s *Stop) Error() string { return string(s.Reason) + ": " + s.Message }
 
+// errTaintStays is returned where a node keeps the taint of a repack.
+var errTaintStays = errors.New("the node takes no pods until the repack is run again")
+
 // uncordonTimeout bounds the removal of a taint when all else ends.
 const uncordonTimeout = 30 * time.Second
 
-// Begin waits until no pod moves, takes away the taints that an interrupted run has left, and plans.
+// Begin waits until no pod moves of those that do now, takes away the taints that an interrupted run has left, and plans.
 func (r *Repacker) Begin(ctx context.Context) (*repack.Advice, error) {
 	began := time.Now()
-	for {
+	for left := []string(nil); ; {
 		cluster, err := r.Read(ctx)
 		if err != nil {
 			return nil, err
 		}
-		moving, tainted := cluster.Moving(), cluster.Tainted()
-		if len(moving) == 0 || r.DryRun {
+		moving, tainted := cluster.Moving(time.Now().Add(-r.Limits.Replacement)), cluster.Tainted()
+		if left == nil {
+			left = moving // others come all the time
+		}
+		left = slices.DeleteFunc(left, func(pod string) bool { return !slices.Contains(moving, pod) })
+		if len(left) == 0 || r.DryRun {
 			if !r.DryRun {
 				if err := r.untaint(ctx, tainted...); err != nil {
 					return nil, err
@@ -57,7 +66,7 @@ func (r *Repacker) Begin(ctx context.Context) (*repack.Advice, error) {
 			return cluster.Advise(ctx)
 		}
 		if time.Since(began) > r.Limits.Replacement {
-			return nil, &Stop{Timeout, fmt.Sprintf("pods are evicted or scheduled, which takes more than %s: %v", r.Limits.Replacement, moving)}
+			return nil, &Stop{Timeout, fmt.Sprintf("pods are evicted or scheduled, which takes more than %s: %v", r.Limits.Replacement, left)}
 		}
 		if err := r.pause(ctx); err != nil {
 			return nil, err
@@ -124,8 +133,8 @@ func (r *Repacker) step(ctx context.Context, rest repack.Step) (err error) {
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uncordonTimeout)
 			defer cancel()
-			if failed := r.untaint(ctx, rest.Cordon); err == nil {
-				err = failed
+			if failed := r.untaint(ctx, rest.Cordon); failed != nil {
+				err = errors.Join(err, fmt.Errorf("%w: %w", errTaintStays, failed))
 			}
 		}()
 		if err := r.taint(ctx, rest.Cordon); err != nil {
@@ -181,6 +190,9 @@ func (r *Repacker) move(ctx context.Context, m repack.Move, frees string) error 
 		}
 		switch d.Do {
 		case Evict:
+			if why := r.Permit.Refuses(time.Now(), 0, 0); why != "" { // since a budget has refused
+				return &Stop{Closed, why}
+			}
 			if err := w.evict(ctx, frees); err != nil {
 				return err
 			}

@@ -15,19 +15,21 @@ import (
 func (r *Repacker) Serve(ctx context.Context, every time.Duration, most int) error {
 	logger := klog.FromContext(ctx)
 	r.Say = func(format string, args ...any) { logger.Info(fmt.Sprintf(format, args...)) }
-	for surprises, first := 0, true; ; first = false {
-		done, err := r.round(ctx, most, first)
+	for surprises, left := 0, true; ; {
+		done, err := r.round(ctx, most, left)
 		stop := (*Stop)(nil)
+		left = false
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // it was asked to end
 		case err == nil:
 			surprises = 0
 			logger.V(2).Info("No step is left", "steps", done)
-		case errors.As(err, &stop) && stop.Reason == Closed:
+		case errors.As(err, &stop) && stop.Reason == Closed && !errors.Is(err, errTaintStays):
 			logger.V(2).Info("No pod may be evicted now", "because", stop.Message, "steps", done)
 		default:
 			surprises++
+			left = true
 			logger.Error(err, "The repack stops", "steps", done, "again", pauseAfter(every, surprises).String())
 		}
 		timer := time.NewTimer(pauseAfter(every, surprises))
@@ -40,9 +42,9 @@ func (r *Repacker) Serve(ctx context.Context, every time.Duration, most int) err
 	}
 }
 
-// round is one repack. The first one looks for what an interrupted run has left, even if no pod may be evicted now.
-func (r *Repacker) round(ctx context.Context, most int, first bool) (done int, err error) {
-	if !first {
+// round is one repack. The first one, and one after a surprise, looks for what the run before has left, even if no pod may be evicted now.
+func (r *Repacker) round(ctx context.Context, most int, left bool) (done int, err error) {
+	if !left {
 		if err := r.permitted(ctx, 1); err != nil {
 			return 0, err
 		}

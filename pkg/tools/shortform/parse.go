@@ -201,7 +201,7 @@ func (p *parser) memory(words []string) error {
 		return fmt.Errorf("%q: memory is there twice", said)
 	}
 	q, err := resource.ParseQuantity(withUnit(amount))
-	if err != nil || q.Sign() <= 0 {
+	if err != nil || q.Sign() <= 0 || strings.Contains(amount, "e") { // to compare 1e999999999 takes for ever
 		return fmt.Errorf("%q: %q is not an amount: expected is one such as 40Gi", said, amount)
 	}
 	const least = 1 << 20 // who writes 40 means GiB

@@ -82,7 +82,7 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 	first := group[0]
 	w := Workload{Namespace: first.claim.Namespace, Workload: first.workload, Claims: len(group), Asked: first.asked}
 	var memory, activity []Point
-	without, activityOfAll, several := 0, true, false
+	without, activityOfAll, several, busiest := 0, true, false, 0.0
 	for _, h := range group {
 		several = several || len(h.uses) > 1
 		for _, u := range h.uses {
@@ -91,12 +91,18 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 			if memory, activity = append(memory, m...), append(activity, s...); len(m) == 0 {
 				without++
 			}
+			if of := figure(s); of != nil { // the figures of many idle claims would hide a busy one
+				busiest = max(busiest, of.P95)
+			}
 			activityOfAll = activityOfAll && len(s) > 0
 		}
 	}
 	long := seen(memory, p.Step)
 	w.Hours, w.Memory, w.Activity = long.Hours(), figure(memory), figure(activity)
-	activityOfAll = activityOfAll && seen(activity, p.Step) >= p.Seen
+	needed := float64(w.Asked.Multiprocessors)
+	if activityOfAll = activityOfAll && seen(activity, p.Step) >= p.Seen; activityOfAll {
+		needed *= min(1, busiest*(1+p.Margin))
+	}
 	say := func(v Verdict, format string, args ...any) Workload {
 		w.Verdict, w.Message = v, fmt.Sprintf(format, args...)
 		return w
@@ -114,7 +120,7 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 		return say(Exceeds, "with the margin it needs %s of memory, and has %s", gib(w.Memory.Max*(1+p.Margin)), gib(float64(w.Asked.Memory)))
 	}
 	for i := range kinds {
-		if k := &kinds[i]; suffices(k, &w, activityOfAll, p.Margin) {
+		if k := &kinds[i]; suffices(k, &w, needed, p.Margin) {
 			w.Suffices = k
 			if !activityOfAll {
 				return say(Smaller, "its activity is not known, so the device has as many multiprocessors")
@@ -128,18 +134,14 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 	return say(Fits, "no smaller device has what it used, with the margin")
 }
 
-// suffices reports whether a smaller device of the same product would have held a workload. Where its activity is not known for long
-// enough, the device must have as many multiprocessors as it has now.
-func suffices(k *Device, w *Workload, active bool, margin float64) bool {
+// suffices reports whether a smaller device of the same product would have held a workload, which needs so many multiprocessors: as many
+// as it has now where its activity is not known for long enough.
+func suffices(k *Device, w *Workload, needed, margin float64) bool {
 	if k.Product != w.Asked.Product || k.size >= w.Asked.size || extras(k.Shape) != extras(w.Asked.Shape) {
 		return false
 	}
 	if float64(k.Memory) < w.Memory.Max*(1+margin) {
 		return false
-	}
-	needed := float64(w.Asked.Multiprocessors)
-	if active {
-		needed *= min(1, w.Activity.P95*(1+margin))
 	}
 	return w.Asked.Multiprocessors > 0 && float64(k.Multiprocessors) >= needed
 }

@@ -154,6 +154,7 @@ func TestAdvise_Verdicts(t *testing.T) {
 		"several":                {func(b *bed) { b.claim("web-1", gpu1, gpu2); b.used("web-1", gpu1, 30, 5, 0.05) }, Several, ""},
 		"one of two":             {func(b *bed) { one(30, 5, 0.05, gpu1)(b); b.claim("web-2", gpu2) }, NoFigures, ""},
 		"activity of one of two": {func(b *bed) { one(30, 5, 0.05, gpu1)(b); b.claim("web-2", gpu2); b.used("web-2", gpu2, 30, 5, -1) }, Fits, ""},
+		"one of two is busy":     {func(b *bed) { one(48, 5, 0.05, gpu1)(b); b.claim("web-2", gpu2); b.used("web-2", gpu2, 2, 5, 0.9) }, Fits, ""},
 		"an earlier claim's": {func(b *bed) {
 			one(48, 5, 0.05, gpu1)(b)
 			b.claims[0].CreationTimestamp = metav1.NewTime(start.Add(30 * time.Hour))

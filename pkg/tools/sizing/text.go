@@ -39,7 +39,7 @@ func (a *Advice) Print(w io.Writer) error {
 // Summary says what would be gained.
 func (a *Advice) Summary() string {
 	return fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\n"+
-		"Devices have %.0f%% more memory and multiprocessors than were seen in use in the last %.0f hours.",
+		"Devices have %.0f%% more memory than was seen in use in the last %.0f hours, and multiprocessors than were active in 95 %% of it.",
 		a.WholeNow, a.GPUs, a.WholeThen, 100*a.Margin, a.Since)
 }
 
