@@ -56,7 +56,7 @@ func newDashboard() *cobra.Command {
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, for which it lists and watches pods")
-	service.AddFlags(flags)
+	service.AddHiddenFlags(flags)
 	return cmd
 }
 
