@@ -78,9 +78,8 @@ func (f *dashboardFlags) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
 	}
-	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Pods: f.pods, Ping: func(ctx context.Context) error {
-		return client.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error()
-	}})
+	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Pods: f.pods,
+		Version: client.Discovery().ServerVersionWithContext})
 	if err != nil {
 		return err
 	}
