@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -124,6 +126,40 @@ func TestPlatforms_SecondRelease(t *testing.T) {
 	}
 }
 
+// TestPlatforms_Flux: the HelmRelease names files that there are, the chart's own values first, which it would otherwise do without, and
+// the chart takes its values.
+func TestPlatforms_Flux(t *testing.T) {
+	objects, err := decode(string(readFile(t, platformsDir+"/flux/release.yaml")))
+	must(t, err)
+	if find(objects, "GitRepository", "cleave") == nil || find(objects, "Namespace", namespace) == nil {
+		t.Errorf("got %v", kindsAndNames(objects))
+	}
+	helmRelease := find(objects, "HelmRelease", "cleave").Object
+	path, _, err := unstructured.NestedString(helmRelease, "spec", "chart", "spec", "chart")
+	must(t, err)
+	files, _, err := unstructured.NestedStringSlice(helmRelease, "spec", "chart", "spec", "valuesFiles")
+	must(t, err)
+	inline, _, err := unstructured.NestedMap(helmRelease, "spec", "values")
+	must(t, err)
+	chart := filepath.Join(source, path)
+	args := []string{"template", "cleave", chart, "--namespace", namespace}
+	for _, file := range files {
+		args = append(args, "--values", filepath.Join(source, file))
+	}
+	if chart != filepath.Clean(chartDir) || len(files) != 2 || args[6] != filepath.Join(chart, "values.yaml") {
+		t.Fatalf("got %q", args)
+	}
+	values, err := yaml.Marshal(inline)
+	must(t, err)
+	text, err := helm(t, string(values), args...)
+	must(t, err)
+	rendered, err := decode(text)
+	must(t, err)
+	if image := podOfSet(t, rendered, "cleave-plugin").Containers[0].Image; !strings.HasPrefix(image, "registry.example.com/cleave:") {
+		t.Errorf("the plugin has the image %s", image)
+	}
+}
+
 // TestPlatforms_Settings: no pod of GKE has a class that the quota does not admit, and the registry of air-gap.yaml is that of all images.
 func TestPlatforms_Settings(t *testing.T) {
 	gke := mustRender(t, platforms()["gke"])
@@ -134,8 +170,10 @@ func TestPlatforms_Settings(t *testing.T) {
 	if find(mustRender(t, platforms()["openshift"]), "RoleBinding", "cleave-privileged") == nil {
 		t.Error("OpenShift has no binding")
 	}
-	if find(mustRender(t, platforms()["talos"]), "DaemonSet", "cleave-mps") != nil {
-		t.Error("Talos has an MPS supervisor")
+	for _, name := range []string{"talos", "bottlerocket"} {
+		if find(mustRender(t, platforms()[name]), "DaemonSet", "cleave-mps") != nil {
+			t.Errorf("%s has an MPS supervisor", name)
+		}
 	}
 	objects := mustRender(t, platforms()["air-gap"]+"scheduler: {enabled: true}\ndashboard: {enabled: true}\nrepack: {enabled: true}\nwebhook: {enabled: true, tls: {from: secret}}\n")
 	for component, w := range workloads(t, objects) {

@@ -57,7 +57,7 @@ var mistakes = []mistake{
 		ok("container c names a claim and asks for an extended resource for GPUs"), ok(`note: `, `container c names claim "gpu" and asks for nvidia.com/gpu: it gets the devices of both`), answer{},
 		ok(`Container c names claim "gpu" and asks for nvidia.com/gpu: it gets the devices of both`)},
 	{"parameters for another driver", given(request(mps), "gpu.nvidia.com", shareConfig+"mps: {activeThreadPercentage: 50}"),
-		ok("parameters for driver gpu.nvidia.com are ignored: all requests are of classes of Cleave. Name driver gpu.cleave.dev"),
+		ok("parameters for driver gpu.nvidia.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"),
 		ok("note: ", `driver "gpu.nvidia.com" is not Cleave's, which ignores these parameters: did you mean "gpu.cleave.dev"?`), answer{},
 		ok("Claim default/gpu has parameters for driver gpu.nvidia.com, of which no node has devices")},
 	{"a template that does not exist", pod(uses, "  resourceClaims: [{name: gpu, resourceClaimTemplateName: tt}]\n") + template(request("gpu.cleave.dev")), ok(),

@@ -16,6 +16,7 @@ import (
 
 	cleavenode "github.com/cleave-dra/cleave/cmd/cleave-node/commands"
 	cleave "github.com/cleave-dra/cleave/cmd/cleave/commands"
+	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/driver/health"
 	"github.com/cleave-dra/cleave/pkg/driver/plugin"
@@ -65,9 +66,10 @@ func generate(root string) ([]byte, error) {
 	if err := p.kinds(&b, "api/v1alpha1", "ShareConfig", "NodePolicy"); err != nil {
 		return nil, err
 	}
-	commandLines(&b, "Commands of cleave", "For people. Exit codes: 0 ok, 1 failed, 2 usage.", cleave.New("cleave"))
-	commandLines(&b, "Commands of cleave-node", "On nodes. Exit codes as above. Flags of subcommands that run as services can also be set "+
-		"by the environment\nvariable of their name: `--node-name` by `NODE_NAME`.", cleavenode.New())
+	commandLines(&b, "Commands of cleave", "For people. Exit codes: "+cleave.ExitCodes+". `cleave completion` is for\n"+
+		"[shells](explain.md#as-a-plugin-of-kubectl).", cleave.New("cleave"))
+	commandLines(&b, "Commands of cleave-node", "On nodes. Exit codes: "+cli.ExitCodes+". Flags of subcommands that run as services can also "+
+		"be set by the environment\nvariable of their name: `--node-name` by `NODE_NAME`.", cleavenode.New())
 	return b.Bytes(), nil
 }
 

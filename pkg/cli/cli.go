@@ -79,12 +79,15 @@ func (e *usageError) Unwrap() error { return e.err }
 // UsageError marks an error as one of the command line, so that the program exits with ExitUsage.
 func UsageError(err error) error { return &usageError{err} }
 
+// ExitCodes are those that every program has, as help and docs name them.
+const ExitCodes = "0 ok, 1 failed, 2 usage"
+
 // NewRoot returns the root command of a program with its subcommands. long describes it; the exit codes are added.
-func NewRoot(name, short, long string, subcommands ...*cobra.Command) *cobra.Command {
+func NewRoot(name, short, long, exitCodes string, subcommands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:                        name,
 		Short:                      short,
-		Long:                       long + "\n\nExit codes: 0 ok, 1 failed, 2 usage.",
+		Long:                       long + "\n\nExit codes: " + exitCodes + ".",
 		Version:                    Version,
 		SuggestionsMinimumDistance: 2,
 

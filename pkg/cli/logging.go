@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/featuregate"
@@ -30,11 +31,16 @@ func NewService() *Service {
 	return &Service{logsapi.NewLoggingConfiguration(), featuregate.NewFeatureGate()}
 }
 
-// AddFlags adds the logging flags. Help and docs have those that people need; the others are there all the same.
-func (s *Service) AddFlags(flags *pflag.FlagSet) {
+// AddFlags adds the logging flags. Help and docs have those that admins of nodes need; the others are there all the same.
+func (s *Service) AddFlags(flags *pflag.FlagSet) { s.addFlags(flags, "v", "logging-format") }
+
+// AddHiddenFlags adds them to a command for people, whose other commands have none.
+func (s *Service) AddHiddenFlags(flags *pflag.FlagSet) { s.addFlags(flags) }
+
+func (s *Service) addFlags(flags *pflag.FlagSet, shown ...string) {
 	logging := pflag.NewFlagSet("", pflag.ContinueOnError)
 	logsapi.AddFlags(s.logging, logging)
-	logging.VisitAll(func(f *pflag.Flag) { f.Hidden = f.Name != "v" && f.Name != "logging-format" })
+	logging.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	flags.AddFlagSet(logging)
 }
 

@@ -12,6 +12,6 @@ import (
 func New() *cobra.Command {
 	return cli.NewRoot("cleave-node", "Kubernetes DRA driver for NVIDIA GPUs",
 		"cleave-node offers the GPUs of a node as devices of Kubernetes Dynamic Resource Allocation, and prepares claims on the\n"+
-			"node.",
+			"node.", cli.ExitCodes,
 		newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), cli.NewNVMLProbe())
 }

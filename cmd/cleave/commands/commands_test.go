@@ -35,7 +35,7 @@ func TestRun_UsageErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"nothing": {nil, []string{"subcommand is needed: advise, claim, cordon, dashboard, explain, import, inspect, repack, simulate, slices, " +
+		"nothing": {nil, []string{"subcommand is needed: advise, claim, completion, cordon, dashboard, explain, import, inspect, repack, simulate, slices, " +
 			"uncordon, validate, version", "'cleave --help'"}},
 		"unknown subcommand":         {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
 		"misspelt subcommand":        {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
@@ -77,9 +77,6 @@ func TestRun_Version(t *testing.T) {
 	if diff := cmp.Diff(cleave(t, "--version"), got, cmp.AllowUnexported(outcome{})); diff != "" || got.stdout != "cleave version unknown\n" {
 		t.Errorf("got %v, not that of --version: %s", got, diff)
 	}
-	if help := cleave(t, "dashboard", "--help").stdout; strings.Contains(help, "ALPHA") || strings.Contains(help, "--vmodule") || !strings.Contains(help, "--v ") {
-		t.Errorf("the help of the dashboard:\n%s", help)
-	}
 	var fromJSON, fromYAML any
 	if err := json.Unmarshal([]byte(cleave(t, "inspect", "--node-model", "t4", "-o", "json").stdout), &fromJSON); err != nil {
 		t.Fatal(err)
@@ -110,6 +107,32 @@ func TestRun_Failure(t *testing.T) {
 	}
 	if strings.Contains(got.stderr, "for usage") {
 		t.Errorf("stderr %q sends the user to the usage, but the command line was right", got.stderr)
+	}
+}
+
+// Help and docs name the same: all exit codes, the shells' completion, and none of the flags for logging, which work all the same.
+func TestRun_HelpAsDocumented(t *testing.T) {
+	help := cleave(t, "--help").stdout
+	for _, want := range []string{"0 ok, 1 failed, 2 usage, 3 it fits, and yet waits (explain).", "\n  completion "} {
+		if !strings.Contains(help, want) {
+			t.Errorf("no %q in:\n%s", want, help)
+		}
+	}
+	for _, service := range []string{"dashboard", "repack"} {
+		help := cleave(t, service, "--help").stdout
+		for _, flag := range []string{"--v ", "--logging-format", "--vmodule"} {
+			if strings.Contains(help, flag) {
+				t.Errorf("the help of %s has %s:\n%s", service, flag, help)
+			}
+		}
+		if got := cleave(t, service, "--v=2", "--kubeconfig="+t.TempDir()+"/none"); got.code != cli.ExitFailed {
+			t.Errorf("%s --v=2: code %d, %s", service, got.code, got.stderr)
+		}
+	}
+	var plugin bytes.Buffer
+	if code := cli.Run(t.Context(), New("kubectl-cleave"), []string{"--help"}, &plugin, &plugin); code != cli.ExitOK ||
+		strings.Contains(plugin.String(), "\n  completion ") {
+		t.Errorf("as a plugin of kubectl: code %d:\n%s", code, plugin.String())
 	}
 }
 

@@ -63,7 +63,7 @@ func newDashboard() *cobra.Command {
 	flags.StringVar(&f.prometheus.URL, "prometheus", "", "URL of Prometheus, for what claims use and the page with advice; empty for neither")
 	flags.StringVar(&f.prometheus.Selector, "prometheus-selector", "",
 		`matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
-	service.AddFlags(flags)
+	service.AddHiddenFlags(flags)
 	return cmd
 }
 
@@ -106,9 +106,8 @@ func (f *dashboardFlags) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
 	}
-	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Pods: f.pods, Ping: func(ctx context.Context) error {
-		return client.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error()
-	}})
+	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Pods: f.pods,
+		Version: client.Discovery().ServerVersionWithContext})
 	if err != nil {
 		return err
 	}

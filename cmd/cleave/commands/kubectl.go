@@ -14,6 +14,7 @@ const kubectlPrefix = "kubectl-"
 
 // asPlugin makes the commands those of a kubectl plugin: usage and examples have its name.
 func asPlugin(root *cobra.Command) {
+	root.CompletionOptions.HiddenDefaultCmd = true // it completes cleave; kubectl asks plugins in another way
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl cleave"}
 	for _, cmd := range root.Commands() {
 		cmd.Example = strings.ReplaceAll(cmd.Example, "  cleave ", "  kubectl cleave ")

@@ -78,7 +78,7 @@ func newRepack() *cobra.Command {
 		`with --every: when pods may be evicted, such as "Sat,Sun 00:00-24:00" or "Mon-Fri 22:00-06:00"; may be repeated; always by default`)
 	flags.StringVar(&f.zone, "time-zone", "UTC", "with --window: its time zone, such as Europe/Berlin")
 	flags.IntVar(&f.permit.PerHour, "evictions-per-hour", 0, "with --every: how many pods may be evicted in an hour; 0 for any number")
-	service.AddFlags(flags)
+	service.AddHiddenFlags(flags)
 	return cmd
 }
 

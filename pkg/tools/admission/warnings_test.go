@@ -147,8 +147,14 @@ func TestPolicy_ClaimWarnings(t *testing.T) {
 		"misspelled capacities": {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {core: 10}}}}, {name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev, capacity: {requests: {gpu.cleave.dev/mem: 1}}}]}]",
 			[]string{"no device of Cleave has capacity core, gpu.cleave.dev/mem: pods wait for one that has. There are memory, cores and shares"}},
 		"another's class": {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
-		"another driver":  {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests are of classes of Cleave. Name driver gpu.cleave.dev"}},
-		"beside a card":   {"requests: [" + request("mps.cleave.dev") + ", " + request("nic.example.com") + "], " + config("nic.example.com"), nil},
+		"another driver":  {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"another driver, by name": {"requests: [" + request("mps.cleave.dev") + ", {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{requests: [r], opaque: {driver: nic.example.com, parameters: {a: b}}}]",
+			[]string{"parameters for driver nic.example.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"an alternative's, by name": {"requests: [{name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev}]}, {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{requests: [s/a], opaque: {driver: nic.example.com, parameters: {a: b}}}]",
+			[]string{"parameters for driver nic.example.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"the card's, by name": {"requests: [" + request("mps.cleave.dev") + ", {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{requests: [nic], opaque: {driver: nic.example.com, parameters: {a: b}}}]", nil},
+		"a third of two":      {"requests: [" + request("mps.cleave.dev") + ", {name: nic, exactly: {deviceClassName: nic.example.com}}], " + config("gpu.example.com"), nil},
+		"beside a card":       {"requests: [" + request("mps.cleave.dev") + ", " + request("nic.example.com") + "], " + config("nic.example.com"), nil},
 	} {
 		for _, object := range of(tt.devices) {
 			if diff := cmp.Diff(tt.want, said(t, policy, object, "")); diff != "" {

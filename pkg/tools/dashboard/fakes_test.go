@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
@@ -107,15 +108,16 @@ func busyView(name string) *inspect.View {
 
 // busyShot is a small cluster.
 func busyShot(version uint64) *fleet.Snapshot {
+	created := time.Date(2026, 8, 24, 22, 5, 0, 0, time.UTC)
 	return &fleet.Snapshot{
 		Version: version, Nodes: []*fleet.Node{busyNode("gpu-a", 1)},
 		Claims: []*fleet.Claim{
-			{Namespace: "dev", Name: "a", UID: "1", Allocated: true, Version: 1, Pods: []string{"a-0"},
+			{Namespace: "dev", Name: "a", UID: "1", Created: created, Allocated: true, Version: 1, Pods: []string{"a-0"},
 				Requests: []fleet.Request{{Name: "gpu", Asks: []string{"mig-1g.10gb.cleave.dev"}}},
 				Devices:  []fleet.Device{{Request: "gpu", Node: "gpu-a", Pool: "gpu-a", Device: "gpu-1-mig-19-0", UUID: "MIG-1"}}},
-			{Namespace: "ml-research", Name: "waits", UID: "2", Version: 1,
+			{Namespace: "ml-research", Name: "waits", UID: "2", Created: created, Version: 1,
 				Requests: []fleet.Request{{Name: "gpu", Asks: []string{"2x gpu.cleave.dev", "mps.cleave.dev"}}}},
-			{Namespace: "ml-research", Name: "web-extended-resources", UID: "3", Version: 1, Pods: []string{"web"}, ExtendedResources: true,
+			{Namespace: "ml-research", Name: "web-extended-resources", UID: "3", Created: created, Version: 1, Pods: []string{"web"}, ExtendedResources: true,
 				Requests: []fleet.Request{{Name: "main", Asks: []string{"2x nvidia.com/gpu"}}}},
 		},
 		Totals:  fleet.Totals{Nodes: 1, GPUs: 3, Whole: 1, Partitioned: 1, Closed: 1, Tainted: 1, Allocated: 1, Pending: 2, Fragmentation: 0.176},

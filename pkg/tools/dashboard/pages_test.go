@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -265,4 +266,75 @@ func TestColumns_Widths(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// A free GPU is drawn unit by unit, with a line of the style between any two: an H100 has eight units, and none of double width.
+func TestNode_GridLines(t *testing.T) {
+	for units, want := range map[int][]string{
+		1: {"w40"}, 4: {"w10", "w10", "w10", "w10"}, 7: {"w6", "w5", "w6", "w6", "w6", "w5", "w6"}, 8: slices.Repeat([]string{"w5"}, 8),
+	} {
+		shot := busyShot(1)
+		g := &shot.Nodes[0].GPUs[0]
+		g.Use, g.Units, g.Bars = fleet.Unused, units, nil
+		for range units {
+			g.Bars = append(g.Bars, fleet.Bar{Units: 1, Part: 1 / float64(units), State: inspect.SegmentFree, Means: "free"})
+		}
+		source := newFakeSource(shot)
+		source.views["gpu-a"] = busyView("gpu-a")
+		var got []string
+		walk(t, get(newServer(t, source, Config{}), "/nodes/gpu-a").Body.String(), func(n *html.Node) {
+			if n.Data == "i" && attribute(n.Parent, "class") == "map" && strings.HasPrefix(attribute(n.Parent, "aria-label"), "GPU0,") {
+				got = append(got, attribute(n, "class"))
+			}
+		})
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%d units (-want +got):\n%s", units, diff)
+		}
+	}
+	style, err := static.ReadFile("static/style.css")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, rule := range regexp.MustCompile(`(?m)^([^{}\n]*\.map i[^{}\n]*) \{([^{}]*)\}`).FindAllStringSubmatch(string(style), -1) {
+		for _, d := range strings.Split(rule[2], ";") {
+			if d = strings.TrimSpace(d); strings.HasPrefix(d, "border") {
+				lines = append(lines, rule[1]+": "+d)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{".bar i, .map i: border-left: 1px solid var(--grid)", ".bar i.a, .map i.a: border-left-color: var(--card)",
+		".bar i:first-child, .map i:first-child: border-left: 0"}, lines); diff != "" {
+		t.Errorf("lines between units (-want +got):\n%s", diff)
+	}
+}
+
+// What waits says since when, in UTC, on the list and on its page; app.js makes an age of it. What has its devices does not.
+func TestClaims_Age(t *testing.T) {
+	const want = "2026-08-24T22:05:00Z 2026-08-24 22:05 UTC: since 2026-08-24 22:05 UTC"
+	s := newServer(t, newFakeSource(busyShot(1)), Config{})
+	for path, ages := range map[string][]string{
+		"/claims": {want, want}, "/claims?q=web": {want}, "/claims?q=is:allocated": nil, "/claims/dev/a": nil, "/claims/ml-research/waits": {want},
+		"/claims/ml-research/web-extended-resources": {want},
+	} {
+		var got []string
+		walk(t, get(s, path).Body.String(), func(n *html.Node) {
+			if n.Data == "time" && attribute(n, "class") == "age" {
+				got = append(got, fmt.Sprintf("%s %s: %s", attribute(n, "datetime"), attribute(n, "title"), n.FirstChild.Data))
+			}
+		})
+		if diff := cmp.Diff(ages, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+}
+
+// attribute is one of an element; empty if it has none of that name.
+func attribute(n *html.Node, name string) string {
+	for _, a := range n.Attr {
+		if a.Key == name {
+			return a.Val
+		}
+	}
+	return ""
 }

@@ -214,19 +214,30 @@ func (c *Cause) describeName() {
 	}
 }
 
-// foreignParameters notes parameters for drivers of which no node has devices: nobody reads them.
+// foreignParameters notes parameters that nobody reads: those for drivers of which no node has devices, or which are of none of the
+// classes of the requests that the parameters are for.
 func (s *search) foreignParameters() (notes []string) {
 	if len(s.names.drivers) == 0 {
 		return nil
 	}
 	for _, claim := range s.claims {
-		for _, config := range claim.Spec.Devices.Config {
-			if config.Opaque == nil || s.names.drivers[config.Opaque.Driver] {
+		for i := range claim.Spec.Devices.Config {
+			config := &claim.Spec.Devices.Config[i]
+			if config.Opaque == nil {
 				continue
 			}
-			near := suggest.Nearest(config.Opaque.Driver, slices.Sorted(maps.Keys(s.names.drivers)))
-			notes = append(notes, fmt.Sprintf("Claim %s has parameters for driver %s, of which no node has devices%s",
-				nameOf(claim), config.Opaque.Driver, suggest.Question(near))+map[bool]string{true: ".", false: ""}[near == ""])
+			note := fmt.Sprintf("Claim %s has parameters for driver %s, ", nameOf(claim), config.Opaque.Driver)
+			readers := resourcepool.ReadersOf(&claim.Spec.Devices, config, s.class)
+			switch {
+			case !s.names.drivers[config.Opaque.Driver]:
+				near := suggest.Nearest(config.Opaque.Driver, slices.Sorted(maps.Keys(s.names.drivers)))
+				note += "of which no node has devices" + suggest.Question(near) + map[bool]string{true: ".", false: ""}[near == ""]
+			case readers == nil || slices.Contains(readers, config.Opaque.Driver):
+				continue
+			default:
+				note += "and the classes of these requests are of " + strings.Join(readers, " and ") + ": nobody reads them."
+			}
+			notes = append(notes, note)
 		}
 	}
 	return notes

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -67,6 +68,16 @@ func TestExplain_Names(t *testing.T) {
 				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.clave.dev", Parameters: runtime.RawExtension{Raw: []byte("{}")}}}}}
 			return AboutClaim(c)
 		}, []string{"fits:", "Claim team/trainer has parameters for driver gpu.clave.dev, of which no node has devices: did you mean gpu.cleave.dev?\n"}, ""},
+		"driver of parameters that another class is of": {func(b *bed) *Question {
+			c := whole(1)
+			c.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "nic.example.com", Parameters: runtime.RawExtension{Raw: []byte("{}")}}}}}
+			b.slices = append(b.slices, resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "nic"}, Spec: resourceapi.ResourceSliceSpec{
+				Driver: "nic.example.com", NodeName: new("node-1"), Pool: resourceapi.ResourcePool{Name: "nics", ResourceSliceCount: 1},
+				Devices: []resourceapi.Device{{Name: "nic-0"}}}})
+			return AboutClaim(c)
+		}, []string{"fits:", "Claim team/trainer has parameters for driver nic.example.com, and the classes of these requests are of gpu.cleave.dev: " +
+			"nobody reads them.\n"}, "of which no node"},
 		"has() of what is nowhere, and a full cluster": {func(b *bed) *Question {
 			b.allocate("node-1", "other", asks("gpu.cleave.dev", 8))
 			return gpu(`!has(device.attributes["gpu.cleave.dev"].colour)`)

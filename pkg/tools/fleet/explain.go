@@ -10,8 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Explain finds out why claims, "namespace/name", are not allocated. It reads all slices, some milliseconds a node, so it is asked
@@ -44,7 +46,7 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 	if asked == nil {
 		return answers, nil
 	}
-	cluster := explain.NewCluster(objects, asked...)
+	cluster, kept := explain.NewCluster(objects, asked...), structured.Features{}
 	for _, p := range listed[packedSlice](s.watches.slices) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -53,8 +55,13 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 		if err != nil {
 			return nil, err
 		}
+		kept.PartitionableDevices = kept.PartitionableDevices || len(slice.Spec.SharedCounters) > 0
+		kept.ConsumableCapacity = kept.ConsumableCapacity || slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool {
+			return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		})
 		cluster.AddSlice(slice)
 	}
+	cluster.Features = s.features(kept)
 	for _, key := range keys {
 		if questions[key] == nil || answers[key] != nil {
 			continue
@@ -66,6 +73,20 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 		answers[key] = e
 	}
 	return answers, nil
+}
+
+// features are those of the scheduler's allocator: of the API server's release, and what its slices show that it keeps. cleave explain
+// asks for the latter by a dry run; here nothing is written, not even so.
+func (s *Source) features(kept structured.Features) structured.Features {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.release == nil {
+		return resourcepool.Features()
+	}
+	f := resourcepool.FeaturesOf(s.release)
+	f.PartitionableDevices = f.PartitionableDevices || kept.PartitionableDevices
+	f.ConsumableCapacity = f.ConsumableCapacity || kept.ConsumableCapacity
+	return f
 }
 
 func namespaceOf(namespace string, claims []*resourceapi.ResourceClaim) explain.Namespace {

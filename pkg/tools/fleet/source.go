@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/version"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -24,8 +26,8 @@ type Config struct {
 	Driver string
 	// Pods are watched for those that request extended resources and wait.
 	Pods bool
-	// Ping asks the API server for a sign of life; nil for none.
-	Ping func(ctx context.Context) error
+	// Version asks the API server for its release, which is a sign of life, too; nil to do without both.
+	Version func(ctx context.Context) (*apiversion.Info, error)
 	// Settle is how long changes are collected before a snapshot; zero for DefaultSettle.
 	Settle time.Duration
 }
@@ -51,6 +53,7 @@ type Source struct {
 	current *Snapshot
 	next    chan struct{} // closed by the next snapshot
 	lost    string        // since when the API server does not answer, and why; empty while it does
+	release *version.Version
 	wake    chan struct{}
 }
 
@@ -86,7 +89,7 @@ func (s *Source) Run(ctx context.Context) {
 		wg.Go(func() { w.RunWithContext(ctx) })
 		synced = append(synced, w.HasSynced)
 	}
-	if s.config.Ping != nil {
+	if s.config.Version != nil {
 		wg.Go(func() { s.ping(ctx) })
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
@@ -168,12 +171,12 @@ func (s *Source) ping(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		ask, cancel := context.WithTimeout(ctx, pingEvery)
-		err := s.config.Ping(ask)
+		info, err := s.config.Version(ask)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		s.answered(ctx, err)
+		s.answered(ctx, info, err)
 		select {
 		case <-ctx.Done():
 			return
@@ -182,13 +185,16 @@ func (s *Source) ping(ctx context.Context) {
 	}
 }
 
-// answered notes whether the API server does.
-func (s *Source) answered(ctx context.Context, err error) {
+// answered notes whether the API server does, and its release.
+func (s *Source) answered(ctx context.Context, info *apiversion.Info, err error) {
 	s.mu.Lock()
 	was := s.lost
 	switch {
 	case err == nil:
 		s.lost = ""
+		if release, err := version.ParseGeneric(info.GitVersion); err == nil {
+			s.release = release
+		}
 	case was == "":
 		s.lost = fmt.Sprintf("The API server has not answered since %s, and this page shows what was known then: %v",
 			time.Now().UTC().Format("15:04:05 UTC"), err)

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -239,11 +240,11 @@ func TestNewSource_Busy(t *testing.T) {
 
 func TestSource_APIServerSilent(t *testing.T) {
 	s := running(t, clusterOf(t, "l40s", []string{"a"}), Config{})
-	s.answered(t.Context(), errors.New("connection refused"))
+	s.answered(t.Context(), nil, errors.New("connection refused"))
 	until(t, s, func(s *Snapshot) bool {
 		return len(s.Notices) == 1 && strings.Contains(s.Notices[0], "connection refused")
 	})
-	s.answered(t.Context(), nil)
+	s.answered(t.Context(), &apiversion.Info{}, nil)
 	until(t, s, func(s *Snapshot) bool { return len(s.Notices) == 0 })
 }
 
@@ -295,5 +296,54 @@ func TestSource_Explain(t *testing.T) {
 	}
 	if e := got["dev/fits"]; e == nil || e.State != explain.Fits {
 		t.Errorf("got %+v, want a claim that fits", e)
+	}
+}
+
+// The allocator is that of the cluster's release: before 1.36 the scheduler ignores the taints of devices, and before 1.36 or without
+// their feature gates counters, which the API server then drops, too.
+func TestSource_ExplainByRelease(t *testing.T) {
+	for name, tt := range map[string]struct {
+		release  string
+		tainted  bool
+		counters bool
+		want     explain.State
+	}{
+		"not known":            {"", true, true, explain.Refused},
+		"no release":           {"main", true, true, explain.Refused},
+		"taints":               {"v1.37.2", true, true, explain.Refused},
+		"taints ignored":       {"v1.35.4-eks-1", true, true, explain.Fits},
+		"counters kept":        {"v1.35.4", false, true, explain.Fits},
+		"counters not kept":    {"v1.35.4", false, false, explain.Fits},
+		"counters, by default": {"v1.36.2", false, true, explain.Fits},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(classOf("gpu.cleave.dev", testDriver), machineOf("a"), claimed("dev", "waits", "gpu.cleave.dev", ""))
+			for _, slice := range slicesOf(t, "hgx-h100", "a") {
+				for i := range slice.Spec.Devices {
+					d := &slice.Spec.Devices[i]
+					if !tt.counters {
+						d.ConsumesCounters = nil
+					}
+					if tt.tainted {
+						d.Taints = []resourceapi.DeviceTaint{{Key: "example.com/rma", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+					}
+				}
+				if !tt.counters {
+					slice.Spec.SharedCounters = nil
+				}
+				if _, err := client.ResourceV1().ResourceSlices().Create(t.Context(), &slice, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := running(t, client, Config{})
+			s.answered(t.Context(), &apiversion.Info{GitVersion: tt.release}, nil)
+			got, err := s.Explain(t.Context(), []string{"dev/waits"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e := got["dev/waits"]; e == nil || e.State != tt.want {
+				t.Errorf("got %+v, want %s", e, tt.want)
+			}
+		})
 	}
 }

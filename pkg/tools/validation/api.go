@@ -268,41 +268,34 @@ func checkAttribute(name string, at *field.Path) field.ErrorList {
 	return append(errs, invalid(at, name, utilvalidation.IsCIdentifier(parts[1]))...)
 }
 
-// warnings are what may be meant for Cleave and is not.
+// warnings are what may be meant for Cleave and is not, and what nobody reads.
 func (v *validation) warnings(o *object) {
 	configs, path := configsOf(o.Object)
+	spec, _ := specOf(o.Object)
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver == v.Rules.Driver {
 			continue
 		}
 		var meta metav1.TypeMeta
 		forUs := json.Unmarshal(c.Opaque.Parameters.Raw, &meta) == nil && strings.HasPrefix(meta.APIVersion, "gpu.cleave.dev/")
+		var readers []string
+		if spec != nil {
+			classes := func(name string) *resourceapi.DeviceClass { return v.classes[name] }
+			readers = resourcepool.ReadersOf(&spec.Devices, &spec.Devices.Config[i], classes)
+		}
+		meant := fmt.Sprintf(": did you mean %q?", v.Rules.Driver)
 		var not string
 		switch near := suggest.Distance(c.Opaque.Driver, v.Rules.Driver) <= 2; {
 		case near || forUs:
-			not = "is not Cleave's, which ignores these parameters"
-		case v.isOurs(o):
-			not = "is not that of Cleave's classes, which all requests name: these parameters are ignored"
-		default:
+			not = "is not Cleave's, which ignores these parameters" + meant
+		case readers == nil || slices.Contains(readers, c.Opaque.Driver):
 			continue
+		case slices.Equal(readers, []string{v.Rules.Driver}):
+			not = "is not that of Cleave's classes, which all these requests name: these parameters are ignored" + meant
+		default:
+			not = "is not that of the classes of these requests, which are of " + strings.Join(readers, " and ") + ": these parameters are ignored"
 		}
-		o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: driver %q %s: did you mean %q?",
-			o.file.Path, o.name, path.Index(i).Child("opaque", "driver"), c.Opaque.Driver, not, v.Rules.Driver))
+		o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: driver %q %s",
+			o.file.Path, o.name, path.Index(i).Child("opaque", "driver"), c.Opaque.Driver, not))
 	}
-}
-
-// isOurs reports whether all requests of a claim, or of the claims of a template, are of classes for the driver's devices.
-func (v *validation) isOurs(o *object) bool {
-	spec, _ := specOf(o.Object)
-	if spec == nil || len(spec.Devices.Requests) == 0 {
-		return false
-	}
-	for i := range spec.Devices.Requests {
-		for _, r := range requestsOf(&spec.Devices.Requests[i], field.NewPath("spec")) {
-			if class := v.classes[r.class]; class == nil || !resourcepool.SelectsDriver(class, v.Rules.Driver) {
-				return false
-			}
-		}
-	}
-	return true
 }
