@@ -93,17 +93,21 @@ func (a *attribution) samples(l *Look) {
 	byPID := map[int][]gpu.ProcessSample{}
 	var pids []int
 	for _, s := range l.Reading.Samples {
-		if s.SM > 1 || s.DRAM > 1 || s.SM < 0 || s.DRAM < 0 {
-			continue // Syllo/nvtop#110
-		}
 		if byPID[s.PID] == nil {
 			pids = append(pids, s.PID)
+			byPID[s.PID] = []gpu.ProcessSample{}
 		}
-		byPID[s.PID] = append(byPID[s.PID], s)
+		if s.SM <= 1 && s.DRAM <= 1 && s.SM >= 0 && s.DRAM >= 0 { // Syllo/nvtop#110
+			byPID[s.PID] = append(byPID[s.PID], s)
+		}
 	}
 	slices.Sort(pids)
 	for _, pid := range pids {
 		owner, ok := l.Owners[pid]
+		if len(byPID[pid]) == 0 {
+			a.invalid(l, owner, ok)
+			continue
+		}
 		var own, earlier []gpu.ProcessSample
 		for _, s := range byPID[pid] {
 			if ok && !s.At.Before(owner.Started) {
@@ -114,6 +118,16 @@ func (a *attribution) samples(l *Look) {
 		}
 		a.ended(earlier)
 		a.sample(l, owner, own)
+	}
+}
+
+// invalid notes that a process was active, nobody knows how much.
+func (a *attribution) invalid(l *Look, owner Owner, known bool) {
+	for _, i := range l.holders(anyInstance, owner) {
+		a.works[i].activityUnknown = true
+	}
+	for i := range a.works {
+		a.works[i].maybeActive = a.works[i].maybeActive || !known
 	}
 }
 

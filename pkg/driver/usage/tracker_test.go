@@ -173,6 +173,17 @@ func TestTracker(t *testing.T) {
 			readings: [2]reading{{}, {Processes: none, Samples: []gpu.ProcessSample{sample(1, 0, 42), sample(1, 0, .5)}}},
 			want:     map[types.UID]figures{"a": {SM: .5, Source: SourceProcess, EnergyAbsent: true, IdleSince: 1}},
 		},
+		"no utilization that can be": {
+			holdings: []Holding{shared("a", gpu.TimeSlice, .5), shared("b", gpu.TimeSlice, .5)},
+			readings: [2]reading{{}, {Processes: none, Samples: []gpu.ProcessSample{sample(1, 0, 42)}}},
+			want: map[types.UID]figures{"a": {NoActivity: true, EnergyAbsent: true},
+				"b": {Source: SourceProcess, EnergyAbsent: true}},
+		},
+		"no utilization that can be, of a process that has ended": {
+			holdings: []Holding{shared("a", gpu.TimeSlice, .5)},
+			readings: [2]reading{{}, {Processes: none, Samples: []gpu.ProcessSample{sample(55, 0, 42)}}},
+			want:     map[types.UID]figures{"a": {Source: SourceProcess, EnergyAbsent: true, IdleSince: 1}},
+		},
 		"the driver was reloaded": {
 			holdings: []Holding{wholeGPU("a")},
 			readings: [2]reading{{Energy: ptr[uint64](9e9)}, {Processes: none, GPM: gpmOf(whole, .4), Energy: ptr[uint64](5)}},
