@@ -139,6 +139,10 @@ var nics = map[string]string{
 	"nic7": "pci0000:d9/0000:d9:01.0/0000:da:00.0/0000:db:02.0/0000:de:00.0",
 }
 
+// nicDriver is the driver of the network cards, below /sys, to which their link leads. dranet leaves out cards without one
+// (isAllocatableNetworkDevice of its pkg/inventory/db.go).
+const nicDriver = "bus/pci/drivers/mlx5_core"
+
 // startNICs starts dranet with the /sys of the simulated node, whose cards have virtual interfaces.
 func (b *bed) startNICs(ctx context.Context, programs string) error {
 	dir, err := b.client.Cluster.GuestDir("nics")
@@ -173,7 +177,8 @@ func (b *bed) addNIC(ctx context.Context, sys, name, path string) error {
 	// By this, dranet finds the class of a device (parseModaliasData of github.com/jaypipes/ghw/pkg/pci).
 	class := words["class"]
 	alias := fmt.Sprintf("pci:v0000%sd0000%ssv00000000sd00000000bc%ssc%si%s\n", words["vendor"], words["device"], class[:2], class[2:4], class[4:])
-	for _, dir := range []string{filepath.Join(device, "net", name), filepath.Join(sys, "bus/pci/devices"), filepath.Join(sys, "class/net")} {
+	for _, dir := range []string{filepath.Join(device, "net", name), filepath.Join(sys, "bus/pci/devices"), filepath.Join(sys, nicDriver),
+		filepath.Join(sys, "class/net")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
