@@ -50,7 +50,7 @@ func TestCommandLine_Errors(t *testing.T) {
 		code int
 		says []string
 	}{
-		{nil, 2, []string{"advise, claim, cordon, dashboard, explain, import, inspect, repack, simulate, slices, uncordon, validate"}},
+		{nil, 2, []string{"advise, claim, completion, cordon, dashboard, explain, import, inspect, repack, simulate, slices, uncordon, validate"}},
 		{[]string{"slice"}, 2, []string{`"slice"`, "did you mean slices"}},
 		{[]string{"kubelet-plugin", "--colour", "red"}, 2, []string{"--colour"}},
 		{[]string{"kubelet-plugin", "extra"}, 2, []string{`"extra"`}},
