@@ -102,28 +102,34 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, before [
 }
 
 // destroy destroys the partitions of a record that Cleave created and no other claim shares; the caller holds the locks of its
-// GPUs.
-func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record) error {
+// GPUs. It returns the devices whose partition no longer exists, also with an error: a partition found in such a place later is
+// someone else's, and nothing but the record tells the two apart, see driversession.
+func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record) (gone []*records.Device, err error) {
 	var errs []error
 	for _, d := range r.Partitions() {
-		if !d.Partition.Existing {
-			errs = append(errs, p.destroyOne(ctx, b, r, d))
+		if d.Partition.Existing {
+			continue
 		}
+		isGone, err := p.destroyOne(ctx, b, r, d)
+		if isGone {
+			gone = append(gone, d)
+		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return gone, errors.Join(errs...)
 }
 
-// destroyOne destroys one partition of a record. For a record that is Preparing it is unknown which partitions were created
-// before the plugin was killed, so a partition exactly in a recorded place is destroyed. It cannot be unmanaged, as occupied
-// places are refused earlier.
-func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
+// destroyOne destroys one partition of a record, and reports whether it is known not to exist any more. For a record that is
+// Preparing it is unknown which partitions were created before the plugin was killed, so a partition exactly in a recorded place
+// is destroyed. It cannot be unmanaged, as occupied places are refused earlier.
+func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) (gone bool, err error) {
 	if d.IsShared() {
 		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
-			return nil
+			return false, nil
 		}
 		corrupt := slices.DeleteFunc(p.ledger.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })
 		if len(corrupt) > 0 {
-			return &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
+			return false, &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
 				d.Device, r.Claim, corrupt)}
 		}
 	}
@@ -131,33 +137,33 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		klog.FromContext(ctx).Info("Leaving any partition in the place of one that was created in an earlier driver session",
 			"claim", r.Claim, "device", d.Device)
 		p.ledger.changed() // a partition there becomes unmanaged once the record is gone
-		return nil
+		return false, nil
 	}
 	g, err := locate(b, d)
 	if err != nil || g == nil {
-		return err // the GPU is gone, with its partitions, or cannot be read
+		return false, err // the GPU is gone, with its partitions, or cannot be read
 	}
 	part := *d.Partition
 	if part.UUID == "" {
 		if r.State == records.Prepared {
-			return nil // never created
+			return false, nil // never created
 		}
 		found, err := b.hardware.PartitionAt(ctx, g.PCI, part)
 		if takenOut(err) || err == nil && found == nil {
-			return nil
+			return true, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		part = *found
 	}
 	err = b.hardware.DestroyPartition(ctx, g.PCI, part)
-	if takenOut(err) {
-		return nil
+	if err == nil || takenOut(err) {
+		return true, nil
 	}
 	if errors.Is(err, gpu.ErrInUse) {
 		by, named := partitionUsedBy(ctx, b, g, &part)
-		return &InUseError{d.Device, named, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, by)}
+		return false, &InUseError{d.Device, named, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, by)}
 	}
-	return err
+	return false, err
 }

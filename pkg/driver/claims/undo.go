@@ -141,6 +141,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		return p.markReleasing(have, pods)
 	}
 	if err := p.undo(ctx, b, have); err != nil {
+		have = p.Ledger.index.get(uid)                                  // without what is gone
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
 		if !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
@@ -163,18 +164,25 @@ func isOutOfReach(err error) bool {
 		func(state error) bool { return errors.Is(err, state) })
 }
 
-// undo releases the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
-// holds the locks of its GPUs. An MPS server keeps its partition open, so a partition stays until its server has ended.
+// undo removes the spec of a record, releases its shares and destroys its partitions. The record itself stays; if something is left
+// to do, then without the partitions that are gone. The caller holds the locks of its GPUs. A server keeps its partition open, so a
+// partition stays until its share is released.
 func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
-	stopped := p.Shares.stop(ctx, b, r)
-	served := slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Partition != nil })
-	if stopped != nil && served {
-		return errors.Join(&serverError{stopped}, p.specs(r.Driver).RemoveClaim(r.Claim.UID))
+	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
+		return err // everything else still exists, as the record says
 	}
-	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs(r.Driver).RemoveClaim(r.Claim.UID))
+	stopped := p.Shares.stop(ctx, b, r)
+	if stopped != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.Share != nil }) {
+		return &serverError{stopped}
+	}
+	gone, err := p.Partitions.destroy(ctx, b, r)
+	if err = errors.Join(err, stopped); err != nil && len(gone) > 0 {
+		return errors.Join(err, p.Ledger.dropGone(r, gone))
+	}
+	return err
 }
 
-// serverError: the MPS server of a partition may not have ended. It is retried, and no pod waits for it.
+// serverError: the share of a partition may not be released, so its MPS server may not have ended. It is retried, and no pod waits for it.
 type serverError struct{ err error }
 
 func (e *serverError) Error() string { return e.err.Error() }
