@@ -236,9 +236,10 @@ func smiDevice(n *sim.Node, id string) (*sim.Device, error) {
 		}
 		return n.Device(index), nil // lost or not: that is seen when it is used
 	}
-	if strings.HasPrefix(id, "GPU-") {
-		d, _, err := n.DeviceByUUID(id)
-		return d, err
+	for i := 0; strings.HasPrefix(id, "GPU-") && n.Device(i) != nil; i++ { // it is not known how the program looks for it
+		if uuid, err := n.Device(i).UUID(); err == nil && uuid == id {
+			return n.Device(i), nil
+		}
 	}
 	return n.DeviceByPCIBusID(id)
 }

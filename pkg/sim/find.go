@@ -5,6 +5,7 @@ package sim
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -74,12 +75,29 @@ func (n *Node) DeviceByPCIBusID(id string) (*Device, error) {
 	return nil, fail(call, CodeNotFound, "no GPU at %s", id)
 }
 
-// DeviceByUUID returns the GPU of a UUID, or, of a UUID "MIG-…", the partition (nvmlDeviceGetHandleByUUID).
+// DeviceByUUID returns the GPU of a UUID, or, of a UUID "MIG-…", the partition (nvmlDeviceGetHandleByUUID). Like NVML, it
+// initializes one GPU after the other until it has found the UUID, and fails if any GPU fell off the bus (nvml.h: "NVML may initialize
+// additional GPUs as it searches for the target GPU", "NVML_ERROR_GPU_IS_LOST if any GPU has fallen off the bus").
 func (n *Node) DeviceByUUID(uuid string) (*Device, *MIGDevice, error) {
 	const call = "nvmlDeviceGetHandleByUUID"
+	node, err := n.state.load()
+	if err != nil {
+		return nil, nil, fail(call, CodeUnknown, "%v", err)
+	}
+	for _, index := range node.Lost {
+		if err := n.enter(call, index); err != nil {
+			return nil, nil, err
+		}
+	}
 	for _, d := range n.devices {
-		if st, err := n.state.load(); err == nil && uuid != "" && st.UUIDs[d.index] == uuid || d.spec.UUID == uuid {
-			return d, nil, n.enter(call, d.index)
+		if slices.Contains(node.Absent, d.index) {
+			continue
+		}
+		if err := n.enter(call, d.index); err != nil {
+			return nil, nil, err
+		}
+		if uuid != "" && node.UUIDs[d.index] == uuid || d.spec.UUID == uuid {
+			return d, nil, nil
 		}
 	}
 	if err := n.enter(call, -1); err != nil {
@@ -88,16 +106,23 @@ func (n *Node) DeviceByUUID(uuid string) (*Device, *MIGDevice, error) {
 	if !strings.HasPrefix(uuid, "MIG-") {
 		return nil, nil, fail(call, CodeNotFound, "no GPU has UUID %q", uuid)
 	}
+	m, err := n.Partition(uuid)
+	return nil, m, err
+}
+
+// Partition returns the partition of a UUID "MIG-…". It is not an NVML call.
+func (n *Node) Partition(uuid string) (*MIGDevice, error) {
+	const call = "nvmlDeviceGetHandleByUUID"
 	for _, d := range n.devices {
 		st, err := n.gpus[d.index].load()
 		if err != nil {
-			return nil, nil, fail(call, CodeUnknown, "%v", err)
+			return nil, fail(call, CodeUnknown, "%v", err)
 		}
 		for _, m := range d.MIG().migDevices(st) {
 			if m.uuid() == uuid {
-				return nil, m, nil
+				return m, nil
 			}
 		}
 	}
-	return nil, nil, fail(call, CodeNotFound, "no partition has UUID %q", uuid)
+	return nil, fail(call, CodeNotFound, "no partition has UUID %q", uuid)
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// searchLimit bounds a search for the driver's files and device nodes. It opens GPUs by UUID, for which "NVML may initialize additional
-// GPUs as it searches for the target GPU" (nvml.h, nvmlDeviceGetHandleByUUID), and may run nvidia-modprobe: both may hang with any of
-// them. Calls of the kubelet wait for it, for 45 s, and so does the control loop.
+// searchLimit bounds a search for the driver's files and device nodes. It opens GPUs, and may run nvidia-modprobe: both may hang.
+// Calls of the kubelet wait for it, for 45 s, and so does the control loop.
 const searchLimit = 20 * time.Second
 
 // search generates the spec of a node. A search that hangs continues, and no other one starts before it has ended. The caller must hold

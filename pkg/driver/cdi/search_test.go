@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // A search that hangs with one GPU holds up neither the calls that need none, nor those for other GPUs if there is a spec.
@@ -53,6 +54,28 @@ func TestRefresh_SearchHangs(t *testing.T) {
 					t.Errorf("%d searches are running", running.Load())
 				}
 			})
+		})
+	}
+}
+
+// A GPU that is lost, or that hangs whenever it is opened, keeps no other GPU from containers.
+func TestRefresh_AnotherGPUIsUnwell(t *testing.T) {
+	for name, fault := range map[string]func(b *sim.Node) error{
+		"lost": func(n *sim.Node) error { return n.Hardware().Lose(0) },
+		"hangs": func(n *sim.Node) error {
+			return errors.Join(n.Faults().HangCall(0, "nvmlDeviceGetHandleByUUID"), n.Faults().HangCall(0, "nvmlDeviceGetHandleByPciBusId_v2"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			b.must(fault(b.board))
+			t.Cleanup(func() { b.must(b.board.Faults().Clear(-1)) })
+			b.node.GPUs = b.node.GPUs[1:] // discovery has none that does not answer
+			b.must(b.Refresh(t.Context(), b.node))
+			b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+			if got := b.Problems(); len(got) > 0 {
+				t.Errorf("problems %v, want none", got)
+			}
 		})
 	}
 }

@@ -73,12 +73,9 @@ func findDevice(n *sim.Node, count int, name string) (*device, error) {
 		}
 		return nil, fmt.Errorf("no GPU has UUID %q", name)
 	}
-	_, m, err := n.DeviceByUUID(name)
+	m, err := n.Partition(name)
 	if err != nil {
 		return nil, err
-	}
-	if m == nil {
-		return nil, fmt.Errorf("no device %q", name)
 	}
 	return migDevice(n, m)
 }
