@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"k8s.io/klog/v2"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
 // builder builds the spec of a node once.
@@ -74,12 +74,9 @@ func (b *builder) build(ctx context.Context) error {
 
 // newLibrary returns nvcdi's search for the driver's files.
 func (b *builder) newLibrary(ctx context.Context) (nvcdi.Interface, error) {
-	var library []nvml.LibraryOption
-	if path, found := b.root.NVML(); found {
-		library = append(library, nvml.WithLibraryPath(path))
-	}
+	library, _ := b.root.NVML() // if there is none, the loader looks for it
 	return nvcdi.New(
-		nvcdi.WithNvmlLib(byAddress{nvml.New(library...), b.node}),
+		nvcdi.WithNvmlLib(nvml.ByAddress(library, b.node)),
 		nvcdi.WithLogger(logger{klog.FromContext(ctx)}),
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithDriverRoot(b.root.Here),
@@ -95,23 +92,6 @@ func (b *builder) newLibrary(ctx context.Context) (nvcdi.Interface, error) {
 		// Limits come from the claim's share, never from a container's environment.
 		nvcdi.WithDisabledHooks("apply-cuda-memory-limits"),
 	)
-}
-
-// byAddress is NVML, except that it opens a GPU by its PCI address instead of its UUID: NVML "may initialize additional GPUs as it
-// searches for the target GPU" and fails "if any GPU has fallen off the bus" (nvml.h, nvmlDeviceGetHandleByUUID), so one GPU that is
-// lost or hangs would keep all others from containers. nvmlDeviceGetHandleByPciBusId_v2 opens the GPU alone.
-type byAddress struct {
-	nvml.Interface
-	node *gpu.Node
-}
-
-func (l byAddress) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
-	for i := range l.node.GPUs {
-		if g := &l.node.GPUs[i]; g.UUID == uuid {
-			return l.DeviceGetHandleByPciBusId(g.PCI.String())
-		}
-	}
-	return nil, nvml.ERROR_NOT_FOUND
 }
 
 // createMissing creates device nodes that are missing or left over from another driver. It fails if all containers would

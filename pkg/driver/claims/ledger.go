@@ -131,27 +131,6 @@ func (l *Ledger) remove(uid types.UID) error {
 	return nil
 }
 
-// dropGone removes from the record of a claim those devices of r whose partitions no longer exist, while others still do: what
-// is created in their places from now on is not the claim's. If the record cannot be written, at least this process knows.
-func (l *Ledger) dropGone(r *records.Record, gone []*records.Device) error {
-	now := l.index.get(r.Claim.UID)
-	if now == nil {
-		return nil
-	}
-	left := now.Clone()
-	left.Devices = slices.DeleteFunc(left.Devices, func(d records.Device) bool {
-		return slices.ContainsFunc(gone, func(g *records.Device) bool { return g.Request == d.Request && g.Device == d.Device })
-	})
-	if left.State == records.Prepared {
-		left.State = records.Releasing
-	}
-	err := l.write(left)
-	if err != nil {
-		l.index.set(left)
-	}
-	return err
-}
-
 // layout returns the partitions of a GPU that were created ahead of claims in the driver's current session, or nil; it must
 // not be changed.
 func (l *Ledger) layout(gpuDevice string) *records.Layout {

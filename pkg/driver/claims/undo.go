@@ -177,7 +177,28 @@ func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) erro
 	}
 	gone, err := p.Partitions.destroy(ctx, b, r)
 	if err = errors.Join(err, stopped); err != nil && len(gone) > 0 {
-		return errors.Join(err, p.Ledger.dropGone(r, gone))
+		return errors.Join(err, dropGone(p.Ledger, r, gone))
+	}
+	return err
+}
+
+// dropGone removes from the record of a claim those devices of r whose partitions no longer exist, while others still do: what
+// is created in their places from now on is not the claim's. If the record cannot be written, at least this process knows.
+func dropGone(l *Ledger, r *records.Record, gone []*records.Device) error {
+	now := l.index.get(r.Claim.UID)
+	if now == nil {
+		return nil
+	}
+	left := now.Clone()
+	left.Devices = slices.DeleteFunc(left.Devices, func(d records.Device) bool {
+		return slices.ContainsFunc(gone, func(g *records.Device) bool { return g.Request == d.Request && g.Device == d.Device })
+	})
+	if left.State == records.Prepared {
+		left.State = records.Releasing
+	}
+	err := l.write(left)
+	if err != nil {
+		l.index.set(left)
 	}
 	return err
 }
