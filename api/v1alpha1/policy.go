@@ -38,6 +38,10 @@ const (
 // unloaded or replaced.
 const ReleaseDriverLabel = Group + "/release-driver"
 
+// ResetLabel is the node label by which Cleave resets a GPU once nothing uses it. Its value is the name of the GPU's device, such as
+// gpu-0000-1b-00-0, and may end in a dot and any text, so that a further reset of the GPU is another request.
+const ResetLabel = Group + "/reset"
+
 // PlacementAnnotation is that by which a pod has a strategy of cleave-scheduler of its own.
 const PlacementAnnotation = Group + "/placement"
 

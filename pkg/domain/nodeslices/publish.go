@@ -40,6 +40,9 @@ const TaintConflict = "gpu.cleave.dev/conflict"
 // TaintDraining marks all devices of a node whose NVIDIA driver is being released or is gone.
 const TaintDraining = "gpu.cleave.dev/draining"
 
+// TaintReset marks all devices of a GPU that is to be reset, on request.
+const TaintReset = "gpu.cleave.dev/reset"
+
 // TaintUnhealthy marks a device whose GPU, or whose part of it, is unhealthy. Its value is the reason.
 const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 
@@ -55,7 +58,7 @@ const TaintNotice = "gpu.cleave.dev/notice"
 
 // TaintKeys lists the keys of the taints that plugins set.
 func TaintKeys() []string {
-	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintNotice, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
+	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintNotice, TaintOccupied, TaintReset, TaintUnhealthy, TaintWithdrawn}
 }
 
 // Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The API server sets the time

@@ -82,6 +82,20 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 	return errors.Join(destroyErr, createErr)
 }
 
+// clearLayout destroys the partitions of a GPU that Cleave created for a layout, before the GPU is reset; the caller holds the GPU's
+// lock. The places that the layout offers stay on record.
+func (p *Partitions) clearLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
+	have := p.ledger.layout(g.PCI.DeviceName())
+	all, err := b.hardware.Partitions(ctx, g)
+	if err != nil {
+		return err
+	}
+	left, err := p.destroyExtra(ctx, b, g, have, nil, all)
+	p.note(ctx, g, left)
+	own := slices.DeleteFunc(slices.Clone(left), func(part gpu.Partition) bool { return !have.Has(part.Place()) })
+	return errors.Join(err, p.writeLayout(g, placesOf(own), have.Offered))
+}
+
 // destroyExtra destroys the partitions of a GPU that Cleave created and the policy no longer contains, and those left incomplete by a
 // kill, unless they are allocated. It returns the remaining partitions.
 func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,

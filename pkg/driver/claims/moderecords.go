@@ -18,6 +18,7 @@ func (m *Modes) load(ctx context.Context) error {
 	if m.ModeOptions == nil {
 		return nil
 	}
+	m.Resets.load(ctx)
 	devices, err := m.Store.Names()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
 
@@ -37,9 +38,12 @@ type ModeOptions struct {
 	// Overtaken is called after a change with the claims that were allocated devices of the GPU too late to be noticed before it:
 	// they cannot be prepared. May be nil.
 	Overtaken func(g *gpu.GPU, claims []records.Claim)
+	// Last has the last reset that was carried out on request. WasReset is called after each; may be nil.
+	Last     *store.File[records.Reset]
+	WasReset func(pci gpu.PCIAddress)
 }
 
-// Modes changes the MIG mode of GPUs that need a reset for it.
+// Modes changes the MIG mode of GPUs that need a reset for it, and resets GPUs on request.
 //
 // A change is recorded before the GPU is touched; the record is removed when the GPU is in either mode, no mode is pending, and
 // its persistence mode is restored. A crash in between leaves the record: the GPU is in one of the two modes, is offered
@@ -49,6 +53,7 @@ type Modes struct {
 	ledger       *Ledger
 	gate         *gate
 	partitions   *Partitions
+	Resets       Resets
 
 	mu sync.Mutex
 	// left are the GPUs with a recorded change.
@@ -69,66 +74,66 @@ func (m *Modes) Left() map[string]bool {
 // Begin prepares the change of a GPU's mode, or the completion of an earlier change if the GPU is in that mode already; run performs
 // it. Until run returns, Partitions skips the GPU in operations on all GPUs.
 func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context) error) {
+	return m.begin(device, func(ctx context.Context) error { return m.change(ctx, device, enable) })
+}
+
+// begin implements Begin for whatever closes a GPU.
+func (m *Modes) begin(device string, do func(ctx context.Context) error) (run func(ctx context.Context) error) {
 	changing := &m.ledger.changing
 	changing.Store(device, true)
 	return func(ctx context.Context) error {
 		defer changing.Delete(device)
 		m.gate.calls.RLock()
 		defer m.gate.calls.RUnlock()
-		return m.change(ctx, device, enable)
+		return do(ctx)
 	}
 }
 
 func (m *Modes) change(ctx context.Context, device string, enable bool) error {
-	changed, err := m.changeLocked(ctx, device, enable)
+	changed := false
+	err := m.locked(ctx, device, func(b *backend, g *gpu.GPU, left records.ModeChange) error {
+		if g.MIG.Enabled == enable {
+			return m.settle(ctx, b, g, left)
+		}
+		lay := func() error { return m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)) }
+		if err := m.checkIdle(ctx, b, g, lay); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", device, "uuid", g.UUID, "enable", enable)
+		err := m.perform(ctx, b, g, enable, left, m.reset)
+		now := b.hardware.Node().Find(device)
+		changed = now != nil && now.MIG.Enabled == enable
+		return err
+	})
 	if changed {
 		m.reportOvertaken(ctx, device, enable)
 	}
 	return err
 }
 
-// changeLocked implements change with the GPU locked. It reports whether the GPU has changed to the mode.
-func (m *Modes) changeLocked(ctx context.Context, device string, enable bool) (changed bool, err error) {
+// locked calls a function with a GPU locked, and with the record of a change of it that was interrupted; an empty one for none.
+func (m *Modes) locked(ctx context.Context, device string, do func(b *backend, g *gpu.GPU, left records.ModeChange) error) error {
 	b := m.gate.backend.Load()
 	if b.hardware == nil {
-		return false, fmt.Errorf("change the MIG mode of %s: %w", device, b.reason)
+		return fmt.Errorf("close %s: %w", device, b.reason)
 	}
 	held, err := m.ledger.lockFor(ctx, "", []string{device})
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer held.Release()
 	g := b.hardware.Node().Find(device)
 	if g == nil {
-		return false, fmt.Errorf("change the MIG mode of %s: %w", device, gpu.ErrAbsent)
+		return fmt.Errorf("close %s: %w", device, gpu.ErrAbsent)
 	}
 	if err := b.hardware.Usable(g); err != nil {
-		return false, err
+		return err
 	}
 	left, err := m.leftOf(ctx, g)
 	if err != nil {
-		return false, err
+		return err
 	}
-	if g.MIG.Enabled == enable {
-		return false, m.settle(ctx, b, g, left)
-	}
-	if err := m.checkIdle(ctx, b, g); err != nil {
-		return false, err
-	}
-	state, err := m.Tool.Query(ctx, g.PCI)
-	if err != nil {
-		return false, err
-	}
-	change := &records.ModeChange{
-		Format: records.ModeChangeFormat, BootID: m.ledger.bootID, GPU: device, UUID: g.UUID, Enable: enable,
-		Persistence: state.Persistence || left.Persistence,
-	}
-	if err := m.write(change); err != nil {
-		return false, err
-	}
-	err = m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill interrupts it
-	now := b.hardware.Node().Find(device)
-	return now != nil && now.MIG.Enabled == enable, err
+	return do(b, g, left)
 }
 
 // settle finishes an interrupted change of a GPU that is in the desired mode. If the GPU has changed its mode by itself,
@@ -148,17 +153,29 @@ func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records
 	return m.done(g.PCI.DeviceName())
 }
 
-// perform changes the mode of an idle GPU; the change is already recorded. If it fails, the mode is unchanged.
-func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, change *records.ModeChange) error {
-	klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", change.GPU, "uuid", g.UUID,
-		"enable", change.Enable)
+// perform records a change of an idle GPU, closes it and calls a function that changes it; from the record on only a kill interrupts
+// it. If it fails, the mode is unchanged.
+func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, enable bool, left records.ModeChange,
+	do func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error) error {
+	state, err := m.Tool.Query(ctx, g.PCI)
+	if err != nil {
+		return err
+	}
+	change := &records.ModeChange{
+		Format: records.ModeChangeFormat, BootID: m.ledger.bootID, GPU: g.PCI.DeviceName(), UUID: g.UUID, Enable: enable,
+		Persistence: state.Persistence || left.Persistence,
+	}
+	if err := m.write(change); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
 	if err := b.hardware.Release(ctx, g.PCI); err != nil {
 		return errors.Join(err, m.done(change.GPU))
 	}
 	// Check again, as late as possible: the scheduler may have decided before it saw that the devices are withdrawn.
 	failed := m.checkUnprepared(ctx, change.GPU)
 	if failed == nil {
-		failed = m.reset(ctx, g, change)
+		failed = do(ctx, g, change)
 	}
 	_, restored := m.takeBack(ctx, g, change.Persistence)
 	restored = errors.Join(restored, b.hardware.Retake(ctx, g.PCI))
@@ -189,10 +206,15 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 		return nil
 	}
 	if err := errors.Join(resetErr, err); err != nil {
-		inUse := strings.Contains(strings.ToLower(err.Error()+said), "in use by another client") // NVML_ERROR_IN_USE, as nvidia-smi has it
-		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g, inUse))
+		return m.notReset(ctx, g, err, said)
 	}
 	return fmt.Errorf("the GPU reset succeeded but the MIG mode did not change: %w%s", gpu.ErrResetRequired, printed(said))
+}
+
+// notReset completes the error of a reset with what nvidia-smi said of a mode, if anything, and with who has the GPU open.
+func (m *Modes) notReset(ctx context.Context, g *gpu.GPU, err error, said string) error {
+	inUse := strings.Contains(strings.ToLower(err.Error()+said), "in use by another client") // NVML_ERROR_IN_USE, as nvidia-smi has it
+	return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g, inUse))
 }
 
 // takeBack reverts a pending mode, switches the persistence mode on if required, and verifies both. It returns the resulting

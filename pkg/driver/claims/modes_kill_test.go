@@ -59,8 +59,9 @@ type modeTruth struct {
 	// Claims are the devices of those that are prepared or about to be, by UID; Prepared those of which that is certain.
 	Claims   map[types.UID]string
 	Prepared map[types.UID]bool
-	// Ending is the claim that is being unprepared.
+	// Ending is the claim that is being unprepared. Reset is the request of a GPU's reset; empty for none.
 	Ending types.UID
+	Reset  string
 	Next   int
 }
 
@@ -113,7 +114,8 @@ func (w *modeWorker) open(ctx context.Context) error {
 		return err
 	}
 	o.Specs = specs.under
-	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims}
+	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims,
+		Last: records.NewResetFile(disk, filepath.Join(w.dir, records.ResetFile))}
 	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
@@ -161,6 +163,14 @@ func (w *modeWorker) settle(ctx context.Context) error {
 			return fmt.Errorf("change GPU %d to %t: %w", i, target, err)
 		}
 	}
+	if device, _, _ := strings.Cut(w.truth.Reset, "."); w.truth.Reset != w.Modes.Resets.Done() && !w.allocated(device) {
+		if err := w.Modes.BeginReset(device, w.truth.Reset)(ctx); err != nil {
+			return fmt.Errorf("reset %s: %w", device, err)
+		}
+		if w.Modes.Resets.Done() != w.truth.Reset {
+			return fmt.Errorf("reset %s: the last one is %q", w.truth.Reset, w.Modes.Resets.Done())
+		}
+	}
 	if problems := w.Partitions.KeepLayouts(ctx); len(problems) > 0 {
 		return problems[0].Err
 	}
@@ -191,7 +201,11 @@ func (w *modeWorker) note(uid types.UID, device string, prepared bool) {
 
 // act lets the label change, or a claim come or go.
 func (w *modeWorker) act(ctx context.Context) {
-	switch dice := w.random.IntN(10); {
+	switch dice := w.random.IntN(12); {
+	case dice > 9:
+		w.truth.Next++
+		w.truth.Reset = fmt.Sprintf("%s.%d", w.session.Node().GPUs[w.random.IntN(modeGPUs)].PCI.DeviceName(), w.truth.Next)
+		_ = killtest.WriteTruth(w.dir, w.truth)
 	case dice < 6:
 		i := w.random.IntN(modeGPUs)
 		w.truth.Wants[i] = !w.truth.Wants[i]

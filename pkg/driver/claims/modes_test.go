@@ -100,7 +100,7 @@ func newModeBed(t *testing.T) *modeBed {
 	modes, err := records.OpenModes(b.disk, filepath.Join(b.dir, "modes"))
 	must(t, err)
 	b.Modes.ModeOptions = &ModeOptions{
-		Store: modes, Tool: simTool{root: b.root},
+		Store: modes, Tool: simTool{root: b.root}, Last: records.NewResetFile(b.disk, filepath.Join(b.dir, records.ResetFile)),
 		Claims: func(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
 			for _, c := range b.api {
 				visit(c)
@@ -108,6 +108,7 @@ func newModeBed(t *testing.T) *modeBed {
 			return nil
 		},
 	}
+	b.Modes.Resets.file = b.Modes.Last
 	b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return slices.Clone(b.holders), nil }
 	b.SetHardware(modeHardware{b.session, func() []bool { return b.wants }}, b.specs)
 	b.Recover(t.Context())

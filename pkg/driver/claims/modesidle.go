@@ -30,8 +30,8 @@ const (
 )
 
 // checkIdle fails unless no claim or process uses a GPU and it has no partitions; the caller holds its lock. Partitions that Cleave
-// created ahead of claims and the policy no longer contains are destroyed.
-func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
+// created ahead of claims are destroyed by lay, as far as they have to go.
+func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, lay func() error) error {
 	device := g.PCI.DeviceName()
 	var names []string
 	chosen := m.ledger.id.Driver
@@ -50,7 +50,7 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	if err := m.checkUnprepared(ctx, device); err != nil {
 		return err
 	}
-	if err := m.checkPartitions(ctx, b, g); err != nil {
+	if err := m.checkPartitions(ctx, b, g, lay); err != nil {
 		return err
 	}
 	pids, err := b.hardware.Processes(ctx, g.PCI)
@@ -116,10 +116,10 @@ func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool
 }
 
 // checkPartitions fails if a GPU has partitions that Cleave did not create, or that are in use.
-func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU) error {
+func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU, lay func() error) error {
 	device := g.PCI.DeviceName()
 	if m.ledger.layout(device) != nil {
-		if err := m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)); err != nil {
+		if err := lay(); err != nil {
 			return err
 		}
 	}

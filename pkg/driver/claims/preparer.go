@@ -25,7 +25,7 @@ type Options struct {
 	Specs func(driver string) SpecRemover
 	// Layouts stores the layouts; nil if GPUs are not partitioned ahead of claims.
 	Layouts *records.LayoutStore
-	// Modes changes the MIG mode of GPUs that need a reset for it; nil to keep the mode.
+	// Modes changes the MIG mode of GPUs that need a reset for it, and resets on request; nil to do neither.
 	Modes *ModeOptions
 	// Sharing sets up GPU sharing; nil if GPUs are not shared.
 	Sharing Sharing
@@ -83,6 +83,9 @@ func New(o Options) *Preparer {
 	}
 	l.allocated.outlasts = func(r *records.Record) bool { return r.Driver != o.Driver || p.backend.Load().isWithdrawn(r) }
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
+	if o.Modes != nil {
+		p.Modes.Resets.file = o.Modes.Last
+	}
 	if p.onSpecRestored == nil {
 		p.onSpecRestored = func(context.Context, records.Claim) {}
 	}

@@ -33,6 +33,8 @@ type Node struct {
 	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool
+	// Reset is the value of the label that requests the reset of a GPU; empty if there is none.
+	Reset string
 	// Paused is a label by which the GPU operator or MIG manager has the GPU's clients leave the node, as "label=value"; empty if
 	// there is none.
 	Paused string
@@ -63,7 +65,8 @@ func nodeOf(object any, policyLabels []string) (Node, bool) {
 	if !ok {
 		return Node{}, false
 	}
-	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Paused: pausedBy(node.Labels), Notices: notices.OfNode(node)}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels), Reset: node.Labels[v1alpha1.ResetLabel],
+		Paused: pausedBy(node.Labels), Notices: notices.OfNode(node)}
 	for _, key := range nodelabels.Keys() {
 		if value, has := node.Labels[key]; has {
 			if kept.Labels == nil {

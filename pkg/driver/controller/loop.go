@@ -61,10 +61,12 @@ type Claims interface {
 	Recover(ctx context.Context)
 	LeaveMIGMode(ctx context.Context)
 	ApplyLayouts(ctx context.Context) []LayoutProblem
-	// ChangeMode starts to change a GPU's MIG mode, or to finish an earlier change; the returned function does so, and takes
-	// seconds. ModesLeft is as in Observed.
+	// ChangeMode starts to change a GPU's MIG mode, to reset it, or to finish an earlier change; the returned function does so, and
+	// takes seconds. ModesLeft and ResetDone are as in Observed; ForgetReset forgets the last reset.
 	ChangeMode(order ModeOrder) (run func(ctx context.Context) error)
 	ModesLeft() map[string]bool
+	ResetDone() string
+	ForgetReset(ctx context.Context)
 	// Reconcile compares the records with the API server, and waits for its answers.
 	Reconcile(ctx context.Context)
 
@@ -322,7 +324,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.Working, o.LayoutProblems = l.work.state()
-	o.ModesLeft = l.Claims.ModesLeft()
+	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
 	o.Unlisted = o.Listed.IsZero()
@@ -368,6 +370,9 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		l.Publisher.Want(p.Slices)
 	}
 	l.do(ctx, workOf(&p))
+	if p.ForgetReset {
+		l.Claims.ForgetReset(ctx)
+	}
 	if p.Mode != nil {
 		l.modes.start(ctx, *p.Mode, l.Claims.ChangeMode(*p.Mode), func() { l.Mark(Inventory) })
 	}

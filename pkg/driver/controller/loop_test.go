@@ -113,7 +113,9 @@ func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
 	return nil
 }
 
-func (f fakeClaims) ModesLeft() map[string]bool { return nil }
+func (f fakeClaims) ModesLeft() map[string]bool  { return nil }
+func (f fakeClaims) ResetDone() string           { return "" }
+func (f fakeClaims) ForgetReset(context.Context) {}
 func (f fakeClaims) ChangeMode(order ModeOrder) func(context.Context) error {
 	f.note(fmt.Sprintf("mode %s %t", order.GPU, order.Enable))
 	return func(context.Context) error { return read(f.fakeNode, &f.modeErr) }

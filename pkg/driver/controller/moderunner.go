@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// modeRunner changes the MIG mode of one GPU at a time, concurrently with the loop, which waits for it on exit.
+// modeRunner changes the MIG mode of one GPU at a time, or resets it, concurrently with the loop, which waits for it on exit.
 type modeRunner struct {
 	running sync.WaitGroup
 
@@ -43,6 +43,6 @@ func (r *modeRunner) start(ctx context.Context, order ModeOrder, run func(ctx co
 		if r.failures == nil {
 			r.failures = map[string]ModeFailure{}
 		}
-		r.failures[order.GPU] = ModeFailure{order.Enable, err, time.Now()}
+		r.failures[order.GPU] = ModeFailure{order.Enable, order.Reset, err, time.Now()}
 	})
 }

@@ -23,12 +23,21 @@ import (
 //	                                                                                +--- a longer pause ---+ failed
 //
 // An interrupted change is on record. It is finished first, even if the policy no longer wants a change.
+//
+// A reset that the node's label requests goes the same way: the GPU's devices are tainted instead of withdrawn, and its mode stays.
 
 // Reasons of Events about MIG modes.
 const (
 	reasonModePending    = "MIGModePending"
 	reasonModeNotChanged = "MIGModeNotChanged"
 	reasonModeChanged    = "MIGModeChanged"
+)
+
+// Reasons of Events about resets on request.
+const (
+	reasonResetPending = "GPUResetPending"
+	reasonNotReset     = "GPUNotReset"
+	reasonReset        = "GPUReset"
 )
 
 // Times of mode changes.
@@ -41,23 +50,27 @@ const (
 	modeRetryAtMost = 5 * time.Minute
 )
 
-// ModeOrder requests a change of a GPU's MIG mode, or the completion of an earlier one.
+// ModeOrder requests a change of a GPU's MIG mode, its reset, or the completion of an earlier change.
 type ModeOrder struct {
 	// GPU is the name of its whole-GPU device.
 	GPU    string
 	Enable bool
+	// Reset is the request, the value of the node's label, to reset the GPU in the mode that it has; empty for a change.
+	Reset string
 }
 
-// ModeFailure is why the last attempt to change the mode of a GPU failed.
+// ModeFailure is why the last attempt to change the mode of a GPU, or to reset it, failed.
 type ModeFailure struct {
 	Enable bool
+	Reset  string
 	Err    error
 	At     time.Time
 }
 
-// ModeMemory is the state, from plan to plan, of a GPU whose mode must change.
+// ModeMemory is the state, from plan to plan, of a GPU whose mode must change, or that is to be reset.
 type ModeMemory struct {
 	Enable bool
+	Reset  string
 	// Began is when the change was first wanted. Failures before are those of an earlier change.
 	Began time.Time
 	// Withdrawn is set once the published devices are withdrawn, Since is when the API server first had that; zero before.
@@ -102,28 +115,36 @@ func (p modes) consider(o *Observed) {
 		if wants := p.Offer.Offer(g).WantsMIG; wants != nil {
 			target = *wants
 		}
-		if target == g.MIG.Enabled && !o.ModesLeft[name] {
-			continue
+		left, reset := o.ModesLeft[name] && o.ModeRunning.GPU != name, ""
+		if target == g.MIG.Enabled && !left {
+			reset = o.resetOf(name)
 		}
 		m, known := before[name]
-		if !known || m.Enable != target {
-			m = ModeMemory{Enable: target, Began: o.Now}
+		if known && m.Reset != "" && m.Reset == o.ResetDone {
+			p.reportReset(g)
 		}
-		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.At.After(m.FailedAt) && f.At.After(m.Began) {
+		if target == g.MIG.Enabled && reset == "" && !o.ModesLeft[name] {
+			continue
+		}
+		if !known || m.Enable != target || m.Reset != reset {
+			m = ModeMemory{Enable: target, Reset: reset, Began: o.Now}
+		}
+		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
 			m.FailedAt, m.Failures = f.At, m.Failures+1
 			p.reportFailure(g, &m, f.Err)
 		}
-		if target != g.MIG.Enabled {
+		changes := target != g.MIG.Enabled || reset != "" // otherwise allocated devices do not change
+		if changes {
 			p.reportClaims(g, &m, allocated[name])
 		}
 		p.Memory.setMode(name, m)
-		left := target == g.MIG.Enabled // allocated devices do not change
 		settled := !m.Since.IsZero() && allocated[name].waits() == ""
-		due := !o.Now.Before(m.next()) || left && m.Failures == 0
-		if p.mayChange(o) && (left || settled) && due {
-			p.Mode = &ModeOrder{name, target}
+		due := !o.Now.Before(m.next()) || !changes && m.Failures == 0
+		if p.mayChange(o) && (!changes || settled) && due {
+			p.Mode = &ModeOrder{name, target, reset}
 		}
 	}
+	p.checkRequest(o)
 }
 
 // mayChange reports whether a change can start now.
@@ -140,17 +161,23 @@ func (m *Memory) setMode(name string, mode ModeMemory) {
 	m.Modes[name] = mode
 }
 
-// taints are those of a GPU's devices while its mode is being changed, even if the policy wants them again meanwhile.
+// taints are those of a GPU's devices while its mode is being changed, even if the policy wants them again meanwhile, and from the
+// request of a reset to its end.
 func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if g.PCI.DeviceName() != o.ModeRunning.GPU || g.MIG.Enabled == o.ModeRunning.Enable {
+		name, key := g.PCI.DeviceName(), nodeslices.TaintOccupied
+		running := name == o.ModeRunning.GPU
+		switch {
+		case p.Memory.Modes[name].Reset != "" || running && o.ModeRunning.Reset != "":
+			key = nodeslices.TaintReset
+		case !running || g.MIG.Enabled == o.ModeRunning.Enable:
 			continue
 		}
 		for _, s := range node.Shapes(g) {
 			if !node.Offer(g).IsWithdrawn(s) { // otherwise already tainted
-				taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintOccupied})
+				taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: key})
 			}
 		}
 	}
@@ -190,13 +217,18 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 		return
 	}
 	m.Said = waits
-	p.report(Report{
+	r := Report{
 		Log: "Waiting for claims to end before changing the MIG mode of a GPU",
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
 			"releasing", using.releasing},
 		Reason:  reasonModePending,
 		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "will enter MIG mode", "will leave MIG mode"), waits),
-	})
+	}
+	if m.Reset != "" {
+		r.Log, r.Reason = "Waiting for claims to end before resetting a GPU", reasonResetPending
+		r.Message = fmt.Sprintf("%s will be reset once %s", Describe(g), waits)
+	}
+	p.report(r)
 }
 
 // reportFailure reports why a mode could not be changed, each reason once.
@@ -204,11 +236,15 @@ func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
 	again := m.pause()
 	r := Report{Log: "The MIG mode of a GPU could not be changed", Err: err,
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "attempts", m.Failures, "retryIn", again}}
+	reason, cannot := reasonModeNotChanged, modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet")
+	if m.Reset != "" {
+		r.Log, reason, cannot = "A GPU could not be reset", reasonNotReset, "cannot be reset yet"
+	}
 	if m.Said != err.Error() {
 		m.Said = err.Error()
-		r.Warning, r.Reason = true, reasonModeNotChanged
-		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g),
-			modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet"), oneLine(err), again, modeRetryAtMost)
+		r.Warning, r.Reason = true, reason
+		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g), cannot, oneLine(err), again,
+			modeRetryAtMost)
 	}
 	p.report(r)
 }

@@ -67,6 +67,9 @@ func (b *bed) order() string {
 		return ""
 	}
 	i := slices.IndexFunc([]int{0, 1, 2, 3, 4, 5, 6, 7}, func(i int) bool { return b.device(i) == b.plan.Mode.GPU })
+	if b.plan.Mode.Reset != "" {
+		return string(rune('0'+i)) + " reset"
+	}
 	return strings.TrimSpace(string(rune('0'+i)) + map[bool]string{true: " on", false: " off"}[b.plan.Mode.Enable])
 }
 
@@ -92,12 +95,12 @@ func TestDesired_Mode(t *testing.T) {
 	}
 	b.after(modeSettle)
 	b.wantOrder("settled", "0 on")
-	b.ModeRunning = ModeOrder{b.device(0), true}
+	b.ModeRunning = ModeOrder{GPU: b.device(0), Enable: true}
 	b.after(time.Second)
 	b.wantOrder("while another is changed", "")
 	b.changed(0, true)
 	b.wantOrder("after the first", "1 on")
-	b.ModeRunning = ModeOrder{b.device(1), true}
+	b.ModeRunning = ModeOrder{GPU: b.device(1), Enable: true}
 	b.changed(1, true)
 	b.wantOrder("after the second", "")
 	if got, want := b.offered(), "0:mig 1:mig 2:gpu 3:gpu 4:gpu 5:gpu 6:gpu 7:gpu"; got != want {
@@ -160,7 +163,8 @@ func TestDesired_ModeFails(t *testing.T) {
 	b.listed()
 	b.heard()
 	fail := func(why string) {
-		b.ModeFailures = map[string]ModeFailure{b.device(0): {true, errors.New(why), b.Now}, b.device(1): {true, errors.New("x"), b.Now}}
+		b.ModeFailures = map[string]ModeFailure{
+			b.device(0): {Enable: true, Err: errors.New(why), At: b.Now}, b.device(1): {Enable: true, Err: errors.New("x"), At: b.Now}}
 		b.step(0)
 	}
 	for _, pause := range []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second} {
@@ -243,7 +247,7 @@ func TestDesired_ModeStaleFailure(t *testing.T) {
 	b := newModeBed(t)
 	b.choose("inference")
 	b.after(modeSettle)
-	b.ModeFailures = map[string]ModeFailure{b.device(0): {true, errors.New("in use"), b.Now}, b.device(1): {true, errors.New("in use"), b.Now}}
+	b.ModeFailures = map[string]ModeFailure{b.device(0): {Enable: true, Err: errors.New("in use"), At: b.Now}, b.device(1): {Enable: true, Err: errors.New("in use"), At: b.Now}}
 	b.step(0)
 	b.choose("training")
 	b.after(time.Hour)
@@ -281,7 +285,7 @@ func TestDesired_ModeNotNow(t *testing.T) {
 		},
 		"driver released": func(b *bed) { b.Cluster.Node.ReleaseDriver = true },
 		"not ready":       func(b *bed) { b.Ready = false },
-		"running":         func(b *bed) { b.ModeRunning = ModeOrder{b.device(5), true} },
+		"running":         func(b *bed) { b.ModeRunning = ModeOrder{GPU: b.device(5), Enable: true} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
@@ -299,7 +303,7 @@ func TestDesired_ModeFlipped(t *testing.T) {
 	b := newModeBed(t)
 	b.choose("inference")
 	b.after(modeSettle)
-	b.ModeRunning = ModeOrder{b.device(0), true}
+	b.ModeRunning = ModeOrder{GPU: b.device(0), Enable: true}
 	b.choose("training")
 	if diff := cmp.Diff([]string{b.device(0)}, b.tainted(nodeslices.TaintOccupied)); diff != "" {
 		t.Errorf("tainted while it is changed (-want +got):\n%s", diff)
@@ -307,7 +311,7 @@ func TestDesired_ModeFlipped(t *testing.T) {
 	b.changed(0, true)
 	b.after(modeSettle)
 	b.wantOrder("once it has changed", "0 off")
-	b.ModeRunning = ModeOrder{b.device(0), false}
+	b.ModeRunning = ModeOrder{GPU: b.device(0), Enable: false}
 	b.changed(0, false)
 	if got := b.tainted(nodeslices.TaintOccupied); len(got) > 0 || b.order() != "" {
 		t.Errorf("in the end: %v tainted, order %q", got, b.order())

@@ -117,6 +117,9 @@ type Observed struct {
 	ModesLeft    map[string]bool
 	ModeFailures map[string]ModeFailure
 
+	// ResetDone is the last request for a reset that was carried out; empty for none.
+	ResetDone string
+
 	// Arrived is set once the API server has the last published slices. WriteFailed is when it last refused a slice or did not
 	// answer, unless it is known to have accepted one since; zero for never.
 	Arrived     bool
@@ -189,8 +192,10 @@ type Memory struct {
 	Unreadable []string
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
-	// Modes are the GPUs whose MIG mode must change, by device.
-	Modes map[string]ModeMemory
+	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last reported request that
+	// names no GPU.
+	Modes    map[string]ModeMemory
+	NotReset string
 
 	// Notice is what followed from the notices about the node's machine.
 	Notice notices.Decision

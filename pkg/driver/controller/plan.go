@@ -30,8 +30,10 @@ type Plan struct {
 	// Recover finishes claims that were interrupted, LeaveMIGMode disables unneeded MIG modes, Layouts partitions GPUs as the
 	// policy wants.
 	Recover, LeaveMIGMode, Layouts bool
-	// Mode is the GPU whose MIG mode is to be changed concurrently; nil for none.
+	// Mode is the GPU whose MIG mode is to be changed, or that is to be reset, concurrently; nil for none.
 	Mode *ModeOrder
+	// ForgetReset is set when the label that requested the last reset is gone.
+	ForgetReset bool
 	// List is the time after which the claims of the API server must be listed; zero if they need not be.
 	List time.Time
 	// ObserveAgain is set if applying the plan changes what was observed.

@@ -46,8 +46,14 @@ func (e engine) LeaveMIGMode(ctx context.Context) { e.Partitions.LeaveMIGMode(ct
 func (e engine) ModesLeft() map[string]bool { return e.Modes.Left() }
 
 func (e engine) ChangeMode(order controller.ModeOrder) (run func(ctx context.Context) error) {
+	if order.Reset != "" {
+		return e.Modes.BeginReset(order.GPU, order.Reset)
+	}
 	return e.Modes.Begin(order.GPU, order.Enable)
 }
+
+func (e engine) ResetDone() string               { return e.Modes.Resets.Done() }
+func (e engine) ForgetReset(ctx context.Context) { e.Modes.Resets.Forget(ctx) }
 
 func (e engine) Existing() []controller.Existing {
 	var all []controller.Existing

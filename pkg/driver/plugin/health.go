@@ -38,6 +38,8 @@ type gpuHealth struct {
 	last       kubeletplugin.DeviceHealthReport
 	// next is closed when there is a newer report.
 	next chan struct{}
+	// forget drops the conditions of a GPU that was reset; nil before the health is watched.
+	forget func(pci gpu.PCIAddress)
 }
 
 func newGPUHealth(pool string, changed func()) gpuHealth {
@@ -60,6 +62,16 @@ func (h *gpuHealth) set(pci gpu.PCIAddress, conditions []health.Condition) {
 	h.conditions[pci] = conditions
 	h.mu.Unlock()
 	h.changed()
+}
+
+// wasReset ends the conditions of a GPU, as they are those before its reset.
+func (h *gpuHealth) wasReset(pci gpu.PCIAddress) {
+	h.mu.Lock()
+	forget := h.forget
+	h.mu.Unlock()
+	if forget != nil {
+		forget(pci)
+	}
 }
 
 // all returns the conditions of all GPUs.
@@ -142,6 +154,9 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 		logger:     klog.FromContext(ctx),
 	})
 	hw.changed = m.Forget // modes do not change before the loop runs
+	s.health.mu.Lock()
+	s.health.forget = m.Forget
+	s.health.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	m.Start(ctx)
 	var wg sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 )
 
-// openModes prepares changing the MIG mode of GPUs that need a reset for it.
+// openModes prepares changing the MIG mode of GPUs that need a reset for it, and resets on request.
 func openModes(s *service) (*claims.ModeOptions, error) {
 	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ModesDir))
 	if err != nil {
@@ -23,6 +23,7 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 	return &claims.ModeOptions{
 		Store: kept, Tool: s.smi, HasDRM: deviceFiles{&s.config, s.smi}.hasDRM,
 		Claims: cluster.Claims{Client: s.client}.Each, Overtaken: overtaken{s.events}.report,
+		Last: records.NewResetFile(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ResetFile)), WasReset: s.health.wasReset,
 	}, nil
 }
 

@@ -55,7 +55,7 @@ func (t *Tool) Root() driverroot.Root {
 
 // State is what nvidia-smi reports of a GPU.
 type State struct {
-	// Current is the MIG mode, Pending that after the next reset.
+	// Current is the MIG mode, Pending that after the next reset; both are off on a GPU that has none.
 	Current, Pending bool
 	// Persistence is the persistence mode, in which the driver keeps the GPU open.
 	Persistence bool
@@ -87,7 +87,7 @@ func parse(line string) (st State, ok bool) {
 	}
 	for i, word := range words {
 		word = strings.TrimSpace(word)
-		if word != "Enabled" && word != "Disabled" {
+		if word != "Enabled" && word != "Disabled" && (word != "[N/A]" || i == len(words)-1) {
 			return State{}, false
 		}
 		*fields[i] = word == "Enabled"

@@ -33,6 +33,7 @@ func TestTool_Query(t *testing.T) {
 		"Enabled, Enabled, Enabled\n":   {Current: true, Pending: true, Persistence: true},
 		"WARNING: infoROM is corrupted at gpu 0000:07:00.0\nDisabled, Enabled, Disabled\n":       {Pending: true},
 		"Disabled, Enabled, Disabled\nWARNING: Enabled, persistence mode is a legacy feature.\n": {Pending: true},
+		"[N/A], [N/A], Enabled": {Persistence: true}, // a GPU without MIG
 	} {
 		var args []string
 		got, err := tool(output, nil, &args).Query(t.Context(), pci)
@@ -40,7 +41,7 @@ func TestTool_Query(t *testing.T) {
 			t.Errorf("%q: %v (-want +got):\n%s", output, err, diff)
 		}
 	}
-	for _, output := range []string{"", "[N/A], [N/A], Enabled", "Enabled, Enabled", "Unable to determine the device handle"} {
+	for _, output := range []string{"", "Enabled, Enabled, [N/A]", "Enabled, Enabled", "Unable to determine the device handle"} {
 		var args []string
 		if got, err := tool(output, nil, &args).Query(t.Context(), pci); err == nil || !strings.Contains(err.Error(), "printed") {
 			t.Errorf("%q: %v, %v", output, got, err)

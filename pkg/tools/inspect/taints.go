@@ -26,6 +26,8 @@ var meanings = map[string]string{
 	nodeslices.TaintConflict: "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
 	nodeslices.TaintDraining: "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, " +
 		"new claims wait",
+	nodeslices.TaintReset: "the node's label gpu.cleave.dev/reset requests the GPU's reset: allocations stay, and once their claims have " +
+		"ended it is reset and can be allocated again",
 	nodeslices.TaintCordoned:  "cordoned by hand: allocations stay, new claims wait; cleave uncordon NODE GPU ends it",
 	nodeslices.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
 }

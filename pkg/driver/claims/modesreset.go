@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/domain/store"
+)
+
+// BeginReset is like Begin for a reset of a GPU, in the MIG mode that it has, on request. Partitions of the policy's layout are destroyed
+// first; others, claims and processes keep the GPU from being reset.
+func (m *Modes) BeginReset(device, request string) (run func(ctx context.Context) error) {
+	return m.begin(device, func(ctx context.Context) error { return m.resetFor(ctx, device, request) })
+}
+
+func (m *Modes) resetFor(ctx context.Context, device, request string) error {
+	return m.locked(ctx, device, func(b *backend, g *gpu.GPU, left records.ModeChange) error {
+		if m.Resets.load(ctx); m.Resets.Done() == request {
+			return nil // by the plugin that this one replaces
+		}
+		if err := m.checkIdle(ctx, b, g, func() error { return m.partitions.clearLayout(ctx, b, g) }); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Resetting a GPU on request", "gpu", device, "uuid", g.UUID, "request", request)
+		reset := false
+		err := m.perform(ctx, b, g, g.MIG.Enabled, left, func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
+			err := m.resetOnly(ctx, g, change)
+			reset = err == nil
+			return err
+		})
+		if reset {
+			m.Resets.note(ctx, request)
+		}
+		if reset && m.WasReset != nil {
+			m.WasReset(g.PCI)
+		}
+		return err
+	})
+}
+
+// resetOnly resets a GPU that this process has closed.
+func (m *Modes) resetOnly(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
+	if change.Persistence {
+		if err := m.Tool.SetPersistence(ctx, g.PCI, false); err != nil {
+			return err
+		}
+	}
+	if err := m.Tool.Reset(ctx, g.PCI); err != nil {
+		return m.notReset(ctx, g, err, "")
+	}
+	return nil
+}
+
+// Resets knows the last request for a reset that was carried out, so that it is not repeated while the node has its label.
+type Resets struct {
+	file *store.File[records.Reset] // nil if modes are not changed
+
+	mu      sync.Mutex
+	request string
+}
+
+// Done returns the last request that was carried out; empty for none.
+func (r *Resets) Done() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.request
+}
+
+func (r *Resets) set(request string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.request = request
+}
+
+// note notes a request that was carried out.
+func (r *Resets) note(ctx context.Context, request string) {
+	if err := r.file.Write(&records.Reset{Format: records.ResetFormat, Request: request}); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not record the reset of a GPU: it is reset again if the plugin restarts while the node has the label",
+			"request", request)
+	}
+	r.set(request)
+}
+
+// Forget forgets the last request: the same one is a new one from now on.
+func (r *Resets) Forget(ctx context.Context) {
+	if err := r.file.Remove(); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not remove the record of the last reset")
+		return
+	}
+	r.set("")
+}
+
+// load reads the last request that was carried out, which another plugin may have done. Without a readable record, that of this
+// process counts.
+func (r *Resets) load(ctx context.Context) {
+	last, err := r.file.Read()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not read the record of the last reset")
+	}
+	if last != nil {
+		r.set(last.Request)
+	}
+}

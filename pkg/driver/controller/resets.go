@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// resetOf returns the request to reset a GPU, named by its device, that has not been carried out; empty if there is none.
+func (o *Observed) resetOf(device string) string {
+	request := o.Cluster.Node.Reset
+	if request == o.ResetDone || gpuOf(request) != device {
+		return ""
+	}
+	return request
+}
+
+// gpuOf returns the device that a request names.
+func gpuOf(request string) string {
+	device, _, _ := strings.Cut(request, ".")
+	return device
+}
+
+// checkRequest reports a request that names no GPU, once, and has the last request forgotten when the label is gone: with the same
+// value, the label is a new request then.
+func (p modes) checkRequest(o *Observed) {
+	request := o.Cluster.Node.Reset
+	p.ForgetReset = o.Ready && request == "" && o.ResetDone != ""
+	if request == "" || p.Offer.Find(gpuOf(request)) != nil {
+		p.Memory.NotReset = ""
+		return
+	}
+	if p.Memory.NotReset == request {
+		return
+	}
+	p.Memory.NotReset = request
+	var names []string
+	for i := range p.Offer.GPUs {
+		names = append(names, p.Offer.GPUs[i].PCI.DeviceName())
+	}
+	p.report(Report{
+		Log: "A reset is requested of a GPU that the node does not have", Values: []any{"request", request},
+		Warning: true, Reason: reasonNotReset, Message: fmt.Sprintf("The label %s=%s names no GPU that the driver reads. These are read: %s",
+			v1alpha1.ResetLabel, request, strings.Join(names, ", ")),
+	})
+}
+
+// reportReset reports that a GPU was reset on request.
+func (p modes) reportReset(g *gpu.GPU) {
+	p.report(Report{
+		Log: "A GPU was reset on request", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
+		Reason: reasonReset, Message: fmt.Sprintf("%s was reset, as the label %s requests. The label can be removed", Describe(g), v1alpha1.ResetLabel),
+	})
+}

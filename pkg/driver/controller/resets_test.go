@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// request labels the node.
+func (b *bed) request(reset string) {
+	b.t.Helper()
+	b.Cluster.Node.Reset = reset
+	b.step(Cluster)
+	b.step(Publication)
+}
+
+// resetTaints are the devices that are tainted for a reset.
+func (b *bed) resetTaints() []string {
+	var devices []string
+	for _, taint := range b.plan.Memory.Published.Taints {
+		if taint.Key == nodeslices.TaintReset {
+			devices = append(devices, taint.Device)
+		}
+	}
+	return devices
+}
+
+func (b *bed) wantTaints(when string, want ...string) {
+	b.t.Helper()
+	if diff := cmp.Diff(want, b.resetTaints()); diff != "" {
+		b.t.Errorf("%s: devices tainted for a reset (-want +got):\n%s", when, diff)
+	}
+}
+
+// A GPU is tainted when its reset is requested, reset once its claims have ended, and offered again afterwards, whether or not the label
+// is still there.
+func TestDesired_Reset(t *testing.T) {
+	b := newModeBed(t)
+	b.allocate(records.Device{GPU: b.device(2)})
+	b.request(b.device(2) + ".1")
+	b.wantTaints("requested", b.device(2))
+	b.after(time.Hour)
+	b.wantOrder("with a claim", "")
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "GPUResetPending") ||
+		!strings.Contains(events[0], "will be reset once these claims have ended: ns/c0") {
+		t.Errorf("Events = %q, want one about the claim", events)
+	}
+	b.allocate()
+	b.step(Allocations)
+	b.wantOrder("once the claim has ended", "2 reset")
+	b.ModeRunning, b.ModesLeft = *b.plan.Mode, map[string]bool{b.device(2): true}
+	b.after(time.Second)
+	b.wantTaints("while it is reset", b.device(2))
+	b.ModeRunning, b.ModesLeft, b.ResetDone = ModeOrder{}, nil, b.device(2)+".1"
+	b.step(Inventory)
+	b.wantOrder("reset", "")
+	b.wantTaints("reset")
+	b.after(time.Hour)
+	if diff := cmp.Diff([]string{"Normal GPUReset"}, reasons(b.heard())); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if b.plan.ForgetReset {
+		t.Error("the request is forgotten while the label is there")
+	}
+	b.request(b.device(2) + ".2")
+	b.wantTaints("requested again", b.device(2))
+	b.request("")
+	b.wantTaints("withdrawn")
+	if !b.plan.ForgetReset {
+		t.Error("the request is not forgotten though the label is gone")
+	}
+}
+
+// A reset that fails is tried again, and reported once for each reason; a change of the mode that was cut short is finished first.
+func TestDesired_ResetFails(t *testing.T) {
+	b := newModeBed(t)
+	b.ModesLeft = map[string]bool{b.device(2): true}
+	b.request(b.device(2))
+	b.wantOrder("with a change that was cut short", "2 off")
+	b.ModesLeft = nil
+	b.step(Inventory)
+	b.step(Publication)
+	b.after(modeSettle)
+	b.wantOrder("finished", "2 reset")
+	b.heard()
+	for range 3 {
+		b.ModeFailures = map[string]ModeFailure{b.device(2): {Reset: b.device(2), Err: errors.New("in use: open in dcgm (process 9)"), At: b.Now}}
+		b.step(0)
+		b.wantOrder("failed just now", "")
+		b.after(modeRetryAtMost)
+		b.wantOrder("after the pause", "2 reset")
+	}
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "Warning GPUNotReset") ||
+		!strings.Contains(events[0], "cannot be reset yet: in use: open in dcgm (process 9). Next attempt in 5s") {
+		t.Errorf("Events = %q, want one", events)
+	}
+}
+
+func TestDesired_ResetOfNoGPU(t *testing.T) {
+	b := newModeBed(t)
+	for range 2 {
+		b.request("gpu-0000-ff-00-0.1")
+	}
+	b.after(time.Hour)
+	b.wantOrder("a GPU that the node does not have", "")
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "gpu.cleave.dev/reset=gpu-0000-ff-00-0.1 names no GPU") ||
+		!strings.Contains(events[0], b.device(7)) {
+		t.Errorf("Events = %q, want one that names the GPUs", events)
+	}
+}
