@@ -58,7 +58,8 @@ const TaintNotice = "gpu.cleave.dev/notice"
 
 // TaintKeys lists the keys of the taints that plugins set.
 func TaintKeys() []string {
-	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintNotice, TaintOccupied, TaintReset, TaintUnhealthy, TaintWithdrawn}
+	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintNotice, TaintOccupied, TaintReset, TaintUnhealthy,
+		TaintWithdrawn}
 }
 
 // Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The API server sets the time

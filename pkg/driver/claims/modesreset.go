@@ -81,7 +81,7 @@ func (r *Resets) set(request string) {
 // note notes a request that was carried out.
 func (r *Resets) note(ctx context.Context, request string) {
 	if err := r.file.Write(&records.Reset{Format: records.ResetFormat, Request: request}); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not record the reset of a GPU: it is reset again if the plugin restarts while the node has the label",
+		klog.FromContext(ctx).Error(err, "Could not record the reset of a GPU: a plugin that restarts repeats it while the node has the label",
 			"request", request)
 	}
 	r.set(request)

@@ -129,8 +129,8 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		}
 		corrupt := slices.DeleteFunc(p.ledger.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })
 		if len(corrupt) > 0 {
-			return false, &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
-				d.Device, r.Claim, corrupt)}
+			return false, &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, "+
+				"may share it", d.Device, r.Claim, corrupt)}
 		}
 	}
 	if !p.ledger.sessions.owns(d) {

@@ -53,6 +53,7 @@ func (p modes) checkRequest(o *Observed) {
 func (p modes) reportReset(g *gpu.GPU) {
 	p.report(Report{
 		Log: "A GPU was reset on request", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
-		Reason: reasonReset, Message: fmt.Sprintf("%s was reset, as the label %s requests. The label can be removed", Describe(g), v1alpha1.ResetLabel),
+		Reason: reasonReset, Message: fmt.Sprintf("%s was reset, as the label %s requests. The label can be removed", Describe(g),
+			v1alpha1.ResetLabel),
 	})
 }
