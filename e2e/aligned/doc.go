@@ -5,6 +5,4 @@
 //
 // The drivers are the real programs. What they find is simulated: the CPUs of the machine are in two NUMA nodes, and pairs of virtual
 // interfaces are those of the network cards of the simulated node.
-//
-// It does not pass yet, and no plan of hack/testrun has it: dranet finds the interfaces, sees no PCI address of them, and publishes none.
 package aligned
