@@ -87,7 +87,7 @@ func (d *Directory[K, T]) dirs() []string {
 	return []string{d.dir, filepath.Join(d.dir, copiesDir)}
 }
 
-// OnCopy registers a function that is called whenever a document is corrupt and its copy is read instead, with the reason. Call it
+// OnCopy registers a function that is called whenever a document cannot be read and its copy is read instead, with the reason. Call it
 // before the first read.
 func (d *Directory[K, T]) OnCopy(copied func(name K, cause error)) { d.copied = copied }
 
@@ -109,14 +109,15 @@ func (d *Directory[K, T]) Names() ([]K, error) {
 	return names, nil
 }
 
-// Read returns a document: nil if there is none, a CorruptError if the file is corrupt and no copy is readable.
+// Read returns a document: nil if there is none, a CorruptError if the file is corrupt and no copy is readable. The copy also serves
+// where the file cannot be read.
 func (d *Directory[K, T]) Read(name K) (*T, error) {
 	path, err := d.path(name)
 	if err != nil {
 		return nil, err
 	}
 	doc, err := d.format.read(d.disk, path, string(name))
-	if !d.format.Copied || !errors.As(err, new(*CorruptError)) {
+	if !d.format.Copied || err == nil {
 		return doc, err
 	}
 	copied, copyErr := d.format.read(d.disk, d.copy(path), string(name))
@@ -126,7 +127,7 @@ func (d *Directory[K, T]) Read(name K) (*T, error) {
 			d.copied(name, err)
 		}
 		return copied, nil
-	case copyErr != nil && !errors.As(copyErr, new(*CorruptError)):
+	case errors.As(err, new(*CorruptError)) && copyErr != nil && !errors.As(copyErr, new(*CorruptError)):
 		return nil, copyErr // unknown whether the document exists
 	default:
 		return nil, err

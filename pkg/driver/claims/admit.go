@@ -143,11 +143,12 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 	if err := a.checkLeft(ctx, have); err != nil {
 		return nil, err
 	}
-	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
+	gone, err := a.Preparer.undo(ctx, a.backend, have)
+	if err != nil {
 		return nil, err
 	}
-	a.Ledger.index.undone(have)
-	return nil, nil
+	a.Ledger.index.undone(have, nil)
+	return nil, writeGone(a.Ledger, have, gone)
 }
 
 // checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: only the driver could tell.

@@ -105,13 +105,25 @@ func (x *index) set(r *records.Record) {
 }
 
 // undone notes that the devices of a record no longer exist although the record remains: no other claim may rely on
-// them, for example on the interval being set.
-func (x *index) undone(r *records.Record) {
-	if r.State == records.Prepared && len(r.InSpec()) > 0 {
-		left := r.Clone()
-		left.State = records.Releasing
-		x.set(left)
+// them, for example on the interval being set. gone are its partitions among them.
+func (x *index) undone(r *records.Record, gone []*records.Device) {
+	if len(gone) > 0 || r.State == records.Prepared && len(r.InSpec()) > 0 {
+		x.set(withoutGone(r, gone))
 	}
+}
+
+// withoutGone returns a record that says which of its partitions no longer exist: one that is found in such a place is not the claim's.
+func withoutGone(r *records.Record, gone []*records.Device) *records.Record {
+	left := r.Clone()
+	if left.State == records.Prepared {
+		left.State = records.Releasing
+	}
+	for _, d := range left.Partitions() {
+		if slices.ContainsFunc(gone, func(g *records.Device) bool { return g.Request == d.Request && g.Device == d.Device }) {
+			d.Partition.Existing = true
+		}
+	}
+	return left
 }
 
 // removeIf removes a claim's record if it is still the given one.

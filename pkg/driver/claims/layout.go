@@ -34,7 +34,8 @@ func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		name, offer := g.PCI.DeviceName(), node.Offer(g)
-		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.ledger.isChanging(name) {
+		kept := offer.PartitionMode() == policy.Layout || p.ledger.layout(name) != nil || p.ledger.layouts.isUnread(name)
+		if !kept || p.ledger.isChanging(name) {
 			continue
 		}
 		if err := p.keepLayout(ctx, b, g, offer); err != nil {
@@ -57,6 +58,11 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 // layOut implements keepLayout; the caller holds the GPU's lock.
 func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
 	name := g.PCI.DeviceName()
+	if p.ledger.layouts.isUnread(name) { // otherwise what Cleave created would no longer be known
+		if p.ledger.layouts.reload(ctx, p.ledger.bootID, []string{name}); p.ledger.layouts.isUnread(name) {
+			return fmt.Errorf("the layout of %s cannot be read: check the node's disk", name)
+		}
+	}
 	have := p.ledger.layout(name)
 	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
 		// The layout of a replaced GPU, or a policy that only uses existing partitions: the partitions are unmanaged from now on.

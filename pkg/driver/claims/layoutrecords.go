@@ -25,6 +25,8 @@ type layouts struct {
 	byGPU map[string]*records.Layout
 	// latest are the layouts on record, of any boot.
 	latest map[string]*records.Layout
+	// unread are the GPUs whose layout could not be read, unsaved those whose layout in memory could not be written.
+	unread, unsaved map[string]bool
 }
 
 // offered returns the places in which a GPU's layout was last offered.
@@ -77,6 +79,59 @@ func setOrDelete(in *map[string]*records.Layout, gpuDevice string, layout *recor
 // write makes a layout durable unless it is unchanged; an empty one is removed. The caller holds the GPU's lock.
 func (l *layouts) write(layout *records.Layout) error {
 	have, empty := l.get(layout.GPU), len(layout.Places)+len(layout.Offered) == 0
+	if err := l.writeChanged(layout, have, empty); err != nil {
+		l.forget(have, layout.Places)
+		return err
+	}
+	l.note(&l.unsaved, layout.GPU, false)
+	return nil
+}
+
+// forget notes, for this process, which places of a layout it has left although that could not be written: what is created in the others
+// from now on is not of the layout.
+func (l *layouts) forget(have *records.Layout, left []gpu.Place) {
+	if have == nil {
+		return
+	}
+	now := *have
+	now.Places = slices.DeleteFunc(slices.Clone(have.Places), func(at gpu.Place) bool { return !slices.Contains(left, at) })
+	l.put(have.GPU, &now)
+	l.note(&l.unsaved, have.GPU, true)
+}
+
+// note notes whether something holds of a GPU.
+func (l *layouts) note(in *map[string]bool, gpuDevice string, holds bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !holds {
+		delete(*in, gpuDevice)
+		return
+	}
+	if *in == nil {
+		*in = map[string]bool{}
+	}
+	(*in)[gpuDevice] = true
+}
+
+// isUnread reports whether the layout of a GPU could not be read.
+func (l *layouts) isUnread(gpuDevice string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unread[gpuDevice]
+}
+
+// isUnsaved reports whether the layout in memory could not be written.
+func (l *layouts) isUnsaved(gpuDevice string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unsaved[gpuDevice]
+}
+
+// writeChanged implements write.
+func (l *layouts) writeChanged(layout, have *records.Layout, empty bool) error {
+	if l.isUnsaved(layout.GPU) {
+		have = &records.Layout{}
+	}
 	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
 		slices.Equal(have.Offered, layout.Offered) || have == nil && empty {
 		return nil
@@ -143,6 +198,7 @@ func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 	}
 	for _, device := range devices {
 		layout, err := l.store.Read(device)
+		l.note(&l.unread, device, err != nil && l.get(device) == nil && !errors.As(err, new(*store.CorruptError)))
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Could not read the layout of a GPU")
 			continue // keep the copy in memory

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
@@ -25,10 +26,19 @@ type Locks struct {
 	// dir has a file for each GPU. All plugins of a node share it, whatever their driver name.
 	dir  string
 	self []byte
+	// foreign bounds the wait for another process.
+	foreign time.Duration
 
 	mu    sync.Mutex
 	byGPU map[string]*gpuLock
 }
+
+// foreignTime is how long a plugin waits for one that it replaces, whose longest call takes 45 s (the kubelet's timeout). A process that
+// was killed keeps its locks for as long as one of its threads hangs in the driver: nothing else of the node may wait for that.
+const foreignTime = 20 * time.Second
+
+// errForeign: another process has locked a GPU for long.
+var errForeign = errors.New("locked by another plugin process, which may have been killed and hang in the driver")
 
 // gpuLock is the lock of one GPU. The semaphore is for goroutines and guards the other fields, the file is for processes.
 type gpuLock struct {
@@ -36,6 +46,10 @@ type gpuLock struct {
 	file      *os.File
 	// stale: another process held the lock, and its changes have not been read yet.
 	stale bool
+
+	mu sync.Mutex
+	// away is closed while another process has had the lock for long, and a goroutine waits for it in the kernel, with the semaphore.
+	away chan struct{}
 }
 
 const instanceIDSize = 16
@@ -48,7 +62,7 @@ func OpenLocks(dir string) (*Locks, error) {
 	}
 	self := make([]byte, instanceIDSize)
 	_, _ = rand.Read(self) // never fails: https://pkg.go.dev/crypto/rand#Read
-	return &Locks{dir: dir, self: self, byGPU: map[string]*gpuLock{}}, nil
+	return &Locks{dir: dir, self: self, foreign: foreignTime, byGPU: map[string]*gpuLock{}}, nil
 }
 
 // Held is a set of locked GPUs.
@@ -58,8 +72,8 @@ type Held struct {
 	Stale bool
 }
 
-// Acquire locks the named GPUs, in order of their names so that two callers cannot deadlock.
-// It waits until ctx ends.
+// Acquire locks the named GPUs, in order of their names so that two callers cannot deadlock. It waits until ctx ends, or until another
+// process has had one of the locks for long.
 func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
 	names = slices.Clone(names)
 	slices.Sort(names)
@@ -77,9 +91,13 @@ func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 	lock := l.get(name)
 	select {
 	case lock.semaphore <- struct{}{}:
+	case <-lock.isAway():
+		return errForeign
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, l.foreign, errForeign)
+	defer cancel()
 	if err := lock.flock(ctx, filepath.Join(l.dir, filepath.Base(name)+".lock")); err != nil {
 		return err
 	}
@@ -108,7 +126,7 @@ func (l *Locks) get(name string) *gpuLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.byGPU[name] == nil {
-		l.byGPU[name] = &gpuLock{semaphore: make(chan struct{}, 1)}
+		l.byGPU[name] = &gpuLock{semaphore: make(chan struct{}, 1), away: make(chan struct{})}
 	}
 	return l.byGPU[name]
 }
@@ -124,7 +142,7 @@ func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 			}
 		}
 		if waiting, err := flockFile(ctx, g.file); err != nil {
-			g.giveUp(waiting)
+			g.giveUp(waiting, errors.Is(err, errForeign))
 			return err
 		}
 		if store.IsAt(g.file, path) {
@@ -135,16 +153,34 @@ func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 	}
 }
 
-// giveUp releases the semaphore once no goroutine waits in the kernel; waiting is nil if none does.
-func (g *gpuLock) giveUp(waiting <-chan struct{}) {
+// giveUp releases the semaphore once no goroutine waits in the kernel; waiting is nil if none does. Others do not wait for that if another
+// process has had the lock for long.
+func (g *gpuLock) giveUp(waiting <-chan struct{}, long bool) {
 	if waiting == nil {
 		<-g.semaphore
 		return
 	}
+	if long {
+		g.mu.Lock()
+		close(g.away)
+		g.mu.Unlock()
+	}
 	go func() {
 		<-waiting
+		if long {
+			g.mu.Lock()
+			g.away = make(chan struct{})
+			g.mu.Unlock()
+		}
 		<-g.semaphore
 	}()
+}
+
+// isAway returns a channel that is closed while another process has had the lock for long.
+func (g *gpuLock) isAway() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.away
 }
 
 // flockFile locks a file. While another process holds the lock, a goroutine waits in the kernel; if ctx ends
@@ -168,8 +204,16 @@ func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err
 				_ = store.Flock(file, syscall.LOCK_UN)
 			}
 		}()
-		return ended, fmt.Errorf("locked by another plugin process: %w", ctx.Err())
+		return ended, foreign(ctx)
 	}
+}
+
+// foreign is why a wait for another process ended.
+func foreign(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errForeign) {
+		return cause
+	}
+	return fmt.Errorf("locked by another plugin process: %w", ctx.Err())
 }
 
 // Release releases the locks in reverse order.

@@ -164,7 +164,11 @@ func (w *modeWorker) settle(ctx context.Context) error {
 		}
 	}
 	if device, _, _ := strings.Cut(w.truth.Reset, "."); w.truth.Reset != w.Modes.Resets.Done() && !w.allocated(device) {
-		if err := w.Modes.BeginReset(device, w.truth.Reset)(ctx); err != nil {
+		err := w.Modes.BeginReset(device, w.truth.Reset)(ctx)
+		if err != nil { // a reset that failReset has fail; the control loop tries again
+			err = w.Modes.BeginReset(device, w.truth.Reset)(ctx)
+		}
+		if err != nil {
 			return fmt.Errorf("reset %s: %w", device, err)
 		}
 		if w.Modes.Resets.Done() != w.truth.Reset {

@@ -101,13 +101,14 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, before [
 	return nil
 }
 
-// destroy destroys the partitions of a record that Cleave created and no other claim shares; the caller holds the locks of its
-// GPUs. It returns the devices whose partition no longer exists, also with an error: a partition found in such a place later is
+// destroy destroys the partitions of a record that Cleave created, no other claim shares and no share keeps; the caller holds the locks
+// of its GPUs. It returns the devices whose partition no longer exists, also with an error: a partition found in such a place later is
 // someone else's, and nothing but the record tells the two apart, see driversession.
-func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record) (gone []*records.Device, err error) {
+func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record, kept []*records.Device) (
+	gone []*records.Device, err error) {
 	var errs []error
 	for _, d := range r.Partitions() {
-		if d.Partition.Existing {
+		if d.Partition.Existing || slices.Contains(kept, d) {
 			continue
 		}
 		isGone, err := p.destroyOne(ctx, b, r, d)
@@ -146,7 +147,7 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 	part := *d.Partition
 	if part.UUID == "" {
 		if r.State == records.Prepared {
-			return false, nil // never created
+			return true, nil // never created
 		}
 		found, err := b.hardware.PartitionAt(ctx, g.PCI, part)
 		if takenOut(err) || err == nil && found == nil {

@@ -80,9 +80,11 @@ func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record
 	if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
 		return err
 	}
-	if err := p.undo(ctx, b, r); err != nil {
+	gone, err := p.undo(ctx, b, r)
+	if err != nil {
 		return err
 	}
+	p.Ledger.index.undone(r, gone)
 	return p.forget(r)
 }
 

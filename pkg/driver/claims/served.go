@@ -67,7 +67,7 @@ func (s *Shares) recoverInterval(ctx context.Context, g *gpu.GPU) error {
 // longer shares and on GPUs that are gone.
 func (s *Shares) recoverMPS(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	served, err := s.sharing.ServedMPS(ctx)
+	served, err := s.served(ctx)
 	if err != nil {
 		logger.Error(err, "Could not bring MPS servers in line with claims; retrying at the next reconcile")
 		return
@@ -80,6 +80,15 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 			logger.Error(err, "Could not bring an MPS server in line with claims; retrying at the next reconcile", "server", name)
 		}
 	}
+}
+
+// served lists the claims that the MPS servers of the node serve.
+func (s *Shares) served(ctx context.Context) (all []records.Served, err error) {
+	err = s.silence.ask(func() (err error) {
+		all, err = s.sharing.ServedMPS(ctx)
+		return err
+	})
+	return all, err
 }
 
 // servers lists the servers with a claim that satisfies a test, sorted.
@@ -117,7 +126,7 @@ func (s *Shares) retain(ctx context.Context, name string) error {
 	// Pods of claims with corrupt records may be among the server's clients, so it must not end.
 	keep := slices.Concat(s.ledger.index.on(gpuOfServer(name), "").served(name), s.ledger.corrupt.all())
 	slices.Sort(keep)
-	return s.sharing.RetainMPS(ctx, name, slices.Compact(keep))
+	return s.silence.ask(func() error { return s.sharing.RetainMPS(ctx, name, slices.Compact(keep)) })
 }
 
 // stopServed removes a claim without a record from the MPS servers that serve it. Failures are retried by recoverMPS;
@@ -126,7 +135,7 @@ func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 	if s.sharing == nil {
 		return
 	}
-	served, err := s.sharing.ServedMPS(ctx)
+	served, err := s.served(ctx)
 	for _, name := range servers(served, func(on records.Served) bool { return on.Claim == uid }) {
 		err = errors.Join(err, s.lockAndStop(ctx, uid, name, func() (bool, error) { return s.ledger.index.get(uid) == nil, nil }))
 	}
@@ -154,7 +163,7 @@ func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, te
 		return err
 	}
 	klog.FromContext(ctx).Info("Removing a claim without a record from an MPS server", "server", name, "claimUID", uid)
-	return s.sharing.StopMPS(ctx, uid, name)
+	return s.silence.ask(func() error { return s.sharing.StopMPS(ctx, uid, name) })
 }
 
 // reconcileServed removes from MPS servers the claims of no owner or another one that have no record here and are gone from
@@ -165,7 +174,7 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	served, err := s.sharing.ServedMPS(ctx)
+	served, err := s.served(ctx)
 	if err != nil {
 		return // recoverMPS logs it
 	}

@@ -21,6 +21,7 @@ type Shares struct {
 	ledger *Ledger
 	// sharing is nil if GPUs are not shared.
 	sharing Sharing
+	silence silence
 	// restored is the hardware whose time-slice intervals have been set since it became available.
 	restored atomic.Pointer[backend]
 }
@@ -76,30 +77,39 @@ func (s *Shares) startServer(ctx context.Context, b *backend, r *records.Record,
 		}
 		served = partitions[0]
 	}
-	return s.sharing.StartMPS(ctx, r.Claim.UID, served, d.OwnUUID(), b.hardware.Node().Offer(g), d.Share.Limits())
+	err = s.silence.ask(func() (err error) {
+		pipeDir, shmDir, err = s.sharing.StartMPS(ctx, r.Claim.UID, served, d.OwnUUID(), b.hardware.Node().Offer(g), d.Share.Limits())
+		return err
+	})
+	return pipeDir, shmDir, err
 }
 
-// stop reverts start for a claim, except what other claims still need.
-func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) error {
+// stop reverts start for a claim, except what other claims still need. It returns the devices whose share is not released.
+func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) (kept []*records.Device, err error) {
 	if s.sharing == nil {
-		return nil
+		return nil, nil
 	}
 	var errs []error
+	note := func(d *records.Device, err error) {
+		if err != nil {
+			kept, errs = append(kept, d), append(errs, err)
+		}
+	}
 	for _, d := range withInterval(r) {
 		if by, _ := s.ledger.index.on(d.GPU, r.Claim.UID).paced(); len(by) == 0 {
-			errs = append(errs, s.setInterval(ctx, b, d, string(v1alpha1.IntervalDefault)))
+			note(d, s.setInterval(ctx, b, d, string(v1alpha1.IntervalDefault)))
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
-		errs = append(errs, s.stopServer(ctx, r.Claim.UID, d))
+		note(d, s.stopServer(ctx, r.Claim.UID, d))
 	}
-	return errors.Join(errs...)
+	return kept, errors.Join(errs...)
 }
 
 // stopServer removes a claim from the MPS server of a device. After the last claim of a partition no server may keep running,
 // not even for a claim that a plugin registered before it was killed: the partition is destroyed next.
 func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Device) error {
-	err := s.sharing.StopMPS(ctx, uid, d.Server())
+	err := s.silence.ask(func() error { return s.sharing.StopMPS(ctx, uid, d.Server()) })
 	if err != nil || d.Partition == nil || len(s.ledger.index.on(d.GPU, uid).served(d.Server())) > 0 {
 		return err
 	}

@@ -26,9 +26,16 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, gpu.ErrLeftBehind) {
 		r.State = records.Preparing // the leftover is found by its place
 	}
-	// Not ctx: the changes must be undone even if the kubelet has given up waiting.
-	if err := a.Preparer.undo(context.WithoutCancel(ctx), a.backend, r); err != nil {
+	ctx = context.WithoutCancel(ctx) // the changes must be undone even if the kubelet has given up waiting
+	gone, err := a.Preparer.undo(ctx, a.backend, r)
+	if err != nil {
 		return errors.Join(cause, err)
+	}
+	if have := a.view.have; have != nil {
+		if left := a.users().checkEnded(ctx, have); left != nil && !isUnseen(left) {
+			r.State = records.Preparing // its pods run on what else it has, such as whole GPUs
+			return errors.Join(cause, left, a.Ledger.write(withoutGone(r, gone)))
+		}
 	}
 	return errors.Join(cause, a.forget(r))
 }
@@ -129,7 +136,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	}
 	b := p.backend.Load()
 	if pods == podsLeft {
-		if err := p.Shares.stop(ctx, b, have); err != nil { // ending an MPS server ends its clients
+		if _, err := p.Shares.stop(ctx, b, have); err != nil { // ending an MPS server ends its clients
 			klog.FromContext(ctx).Error(err, "Could not release a share yet; retrying soon", "claim", have.Claim)
 		}
 		return p.markReleasing(have, pods)
@@ -140,8 +147,9 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	if b.hardware == nil && len(have.Partitions()) > 0 {
 		return p.markReleasing(have, pods)
 	}
-	if err := p.undo(ctx, b, have); err != nil {
-		have = p.Ledger.index.get(uid)                                  // without what is gone
+	gone, err := p.undo(ctx, b, have)
+	if err != nil {
+		have = p.Ledger.index.get(uid)                                  // which says what is gone
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
 		if !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
@@ -153,7 +161,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
 		return p.markReleasing(have, pods)
 	}
-	p.Ledger.index.undone(have)
+	p.Ledger.index.undone(have, gone)
 	return p.forget(have)
 }
 
@@ -164,38 +172,31 @@ func isOutOfReach(err error) bool {
 		func(state error) bool { return errors.Is(err, state) })
 }
 
-// undo removes the spec of a record, releases its shares and destroys its partitions. The record itself stays; if something is left
-// to do, then without the partitions that are gone. The caller holds the locks of its GPUs. A server keeps its partition open, so a
-// partition stays until its share is released.
-func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
+// undo removes the spec of a record, releases its shares and destroys its partitions, and returns those that no longer exist. The record
+// itself stays: if something is left to do, it says which partitions are gone. The caller holds the locks of its GPUs. A server keeps its
+// partition open, so a partition stays until its share is released.
+func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) (gone []*records.Device, err error) {
 	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
-		return err // everything else still exists, as the record says
+		return nil, err // everything else still exists, as the record says
 	}
-	stopped := p.Shares.stop(ctx, b, r)
-	if stopped != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.Share != nil }) {
-		return &serverError{stopped}
+	kept, stopped := p.Shares.stop(ctx, b, r)
+	gone, err = p.Partitions.destroy(ctx, b, r, kept)
+	if stopped != nil {
+		err = errors.Join(err, &serverError{stopped})
 	}
-	gone, err := p.Partitions.destroy(ctx, b, r)
-	if err = errors.Join(err, stopped); err != nil && len(gone) > 0 {
-		return errors.Join(err, dropGone(p.Ledger, r, gone))
+	if err != nil {
+		err = errors.Join(err, writeGone(p.Ledger, r, gone))
 	}
-	return err
+	return gone, err
 }
 
-// dropGone removes from the record of a claim those devices of r whose partitions no longer exist, while others still do: what
-// is created in their places from now on is not the claim's. If the record cannot be written, at least this process knows.
-func dropGone(l *Ledger, r *records.Record, gone []*records.Device) error {
+// writeGone notes on the record of a claim which partitions of r no longer exist. If it cannot be written, at least this process knows.
+func writeGone(l *Ledger, r *records.Record, gone []*records.Device) error {
 	now := l.index.get(r.Claim.UID)
-	if now == nil {
+	if now == nil || len(gone) == 0 {
 		return nil
 	}
-	left := now.Clone()
-	left.Devices = slices.DeleteFunc(left.Devices, func(d records.Device) bool {
-		return slices.ContainsFunc(gone, func(g *records.Device) bool { return g.Request == d.Request && g.Device == d.Device })
-	})
-	if left.State == records.Prepared {
-		left.State = records.Releasing
-	}
+	left := withoutGone(now, gone)
 	err := l.write(left)
 	if err != nil {
 		l.index.set(left)
@@ -203,7 +204,7 @@ func dropGone(l *Ledger, r *records.Record, gone []*records.Device) error {
 	return err
 }
 
-// serverError: the share of a partition may not be released, so its MPS server may not have ended. It is retried, and no pod waits for it.
+// serverError: a share may not be released, so its MPS server may not have ended. It is retried, and no pod waits for it.
 type serverError struct{ err error }
 
 func (e *serverError) Error() string { return e.err.Error() }
