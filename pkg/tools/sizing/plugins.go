@@ -61,8 +61,8 @@ func (p *Plugins) Read(ctx context.Context, now time.Time, claims []*resourceapi
 			errs = append(errs, a.err)
 			f.Warnings = append(f.Warnings, fmt.Sprintf("what claims on node %s use is not known: %v", nodes[i], a.err))
 		} else if len(a.most) == 0 {
-			f.Warnings = append(f.Warnings, fmt.Sprintf("the plugin on node %s has not looked at claims: it has just started, is of an earlier release, "+
-				"or metrics.usageInterval is 0s", nodes[i]))
+			f.Warnings = append(f.Warnings, fmt.Sprintf("the plugin on node %s has not looked at claims: it has just started, "+
+				"is of an earlier release, or metrics.usageInterval is 0s", nodes[i]))
 		}
 		for key, most := range a.most {
 			f.Most[key] = append(f.Most[key], most...)

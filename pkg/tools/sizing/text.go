@@ -38,13 +38,13 @@ func (a *Advice) Print(w io.Writer) error {
 
 // Summary says what would be gained.
 func (a *Advice) Summary() string {
-	gained := fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\n", a.WholeNow, a.GPUs, a.WholeThen)
+	gained := fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\nDevices have %.0f%% more memory ",
+		a.WholeNow, a.GPUs, a.WholeThen, 100*a.Margin)
 	if a.Source == FromPlugins {
-		return gained + fmt.Sprintf("Devices have %.0f%% more memory and multiprocessors than the most that plugins have seen in use since they first "+
-			"looked at each claim.\nThey keep no percentiles; with --prometheus those count.", 100*a.Margin)
+		return gained + "and multiprocessors than the most that plugins have seen in use since they first looked at each claim.\n" +
+			"They keep no percentiles; Prometheus does (--prometheus)."
 	}
-	return gained + fmt.Sprintf("Devices have %.0f%% more memory than was seen in use in the last %.0f hours, and multiprocessors than were active in 95 %% of it.",
-		100*a.Margin, a.Since)
+	return gained + fmt.Sprintf("than was seen in use in the last %.0f hours, and multiprocessors than were active in 95 %% of it.", a.Since)
 }
 
 // Columns are the names of a workload's cells.
