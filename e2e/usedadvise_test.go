@@ -56,8 +56,8 @@ func (s plugin) checkAdvice(ctx context.Context, burns map[string]burn) {
 				byPod[strings.TrimPrefix(w.Workload, "Pod/")] = w
 			}
 		}
-		w := byPod["whole"]
-		return w != nil && w.Verdict != sizing.TooLittle, fmt.Sprintf("%+v", w), nil
+		w := byPod["whole"] // the first look does not know its activity
+		return w != nil && w.Suffices != nil, fmt.Sprintf("%+v", w), nil
 	})
 	for name, b := range burns {
 		w := byPod[name]
