@@ -91,8 +91,7 @@ type figures struct {
 // Advise gives the advice of `cleave advise` with its defaults.
 func (f *figures) Advise(ctx context.Context) (*sizing.Advice, error) {
 	a := adviseFlags{driver: f.driver, prometheus: *f.Prometheus, params: defaultAdvice}
-	a.params.Step = sizing.StepOf(a.params.Since)
-	return a.advise(ctx, f.client, time.Now())
+	return a.advise(ctx, f.client, nil, time.Now())
 }
 
 // run watches the cluster and serves until ctx ends.
