@@ -57,7 +57,7 @@ func TestExplain_SchedulerIgnores(t *testing.T) {
 		"not yet refused": {"1.35.4", "", "", nil, Fits, nil, "\nThe scheduler of Kubernetes 1.35.4 " + ignored + ": else what fits here waits.\n", ""},
 		"refused for something else": {"1.35.4", "", "1 Insufficient cpu.", nil, Waits, []Kind{SchedulerSays},
 			"- the scheduler says: 1 Insufficient cpu.\n\nNode node-1: enough devices are free\n\nThe scheduler of Kubernetes 1.35.4 ignores", ""},
-		"devices without counters": {"1.35.4", "", refused, alone, Waits, []Kind{SchedulerSays}, "- the scheduler says: " + refused + "\n\n", "ignores"},
+		"devices without counters":              {"1.35.4", "", refused, alone, Waits, []Kind{SchedulerSays}, "- the scheduler says: " + refused + "\n\n", "ignores"},
 		"devices without counters, not refused": {"1.35.4", "", "", alone, Fits, nil, "fits:\n", "ignores"},
 		"a release that counts":                 {"1.37.2", "", "", nil, Fits, nil, "fits:\n", "ignores"},
 		"refused in a release that counts": {"1.37.2", "", refused, nil, Waits, []Kind{SchedulerSays},
