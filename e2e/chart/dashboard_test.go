@@ -119,7 +119,9 @@ func refusedByQuota(t *testing.T, ctx context.Context) {
 	quota.Spec.Hard = corev1.ResourceList{"mps.cleave.dev.deviceclass.resource.k8s.io/devices": resource.MustParse("0")}
 	create(t, ctx, quota)
 	quotas := env.kube.CoreV1().ResourceQuotas(demo)
-	atEnd(t, func(t *testing.T, ctx context.Context) { must(t, quotas.Delete(ctx, quota.Name, metav1.DeleteOptions{})) })
+	atEnd(t, func(t *testing.T, ctx context.Context) {
+		must(t, quotas.Delete(ctx, quota.Name, metav1.DeleteOptions{}))
+	})
 	must(t, workload.Until(ctx, "the quota to hold", func(ctx context.Context) (bool, string, error) {
 		q, err := quotas.Get(ctx, quota.Name, metav1.GetOptions{})
 		return err == nil && len(q.Status.Hard) > 0, "", err
