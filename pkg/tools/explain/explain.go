@@ -102,7 +102,7 @@ func (s *search) fitting(ctx context.Context, e *Explanation, fixed *causes) {
 	if slices.ContainsFunc(*fixed, func(c *Cause) bool { return !c.isWait() }) {
 		return
 	}
-	e.Notes = append(slices.Clip(e.Notes), s.verdict(ctx, fixed)...)
+	e.Notes = append(slices.Clip(e.Notes), verdict{s}.add(ctx, fixed)...)
 	switch {
 	case len(*fixed) > 0:
 		e.State = Waits

@@ -15,8 +15,11 @@ import (
 // pkg/scheduler/framework/plugins/dynamicresources of Kubernetes).
 const noDevices = "cannot allocate all claims"
 
-// verdict adds what the scheduler says of claims that fit, and whether it may ignore the devices: it cannot be asked what it counts.
-func (s *search) verdict(ctx context.Context, fixed *causes) (notes []string) {
+// verdict is what a scheduler makes of claims that fit.
+type verdict struct{ *search }
+
+// add adds what the scheduler says, and whether it may ignore the devices: it cannot be asked what it counts.
+func (s verdict) add(ctx context.Context, fixed *causes) (notes []string) {
 	says := Cause{Kind: SchedulerSays, name: s.question.says}
 	scheduler, ignored := "", ""
 	if pod := s.question.pod; pod != nil && slices.Contains(foreignSchedulers, pod.Spec.SchedulerName) {
@@ -48,7 +51,7 @@ func (s *search) verdict(ctx context.Context, fixed *causes) (notes []string) {
 }
 
 // fitsCountedAlone reports whether no node would serve the claims for a scheduler that ignores counters and shares.
-func (s *search) fitsCountedAlone(ctx context.Context) bool {
+func (s verdict) fitsCountedAlone(ctx context.Context) bool {
 	if len(s.claims) == 0 {
 		return false
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // aboutMissing are the objects that say why a claim was not created.
-func (s *Source) aboutMissing() []resource {
+func aboutMissing(s *Source) []resource {
 	templates, quotas := s.config.Client.ResourceV1().ResourceClaimTemplates(metav1.NamespaceAll), s.config.Client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
 	return []resource{{
 		kind: "ResourceClaimTemplates", informer: &s.watches.templates, example: &resourceapi.ResourceClaimTemplate{}, transform: unmanaged,

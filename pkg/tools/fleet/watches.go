@@ -125,7 +125,7 @@ func (s *Source) resources() []resource {
 		missing: "Pending claims of other drivers are listed, too",
 	}}
 	if s.config.Pods {
-		all = append(append(all, s.pendingPods()), s.aboutMissing()...)
+		all = append(append(all, s.pendingPods()), aboutMissing(s)...)
 	}
 	return all
 }
