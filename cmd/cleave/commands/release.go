@@ -5,7 +5,6 @@ package commands
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
@@ -16,9 +15,9 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// askScheduler sets what the allocator of the cluster's scheduler can do, and what the cluster does not count; it says why that is not known.
-// The scheduler cannot be asked: its release is the API server's, and the gates of counters and shares are those that the API server is
-// seen to have.
+// askScheduler sets what the allocator of the cluster's scheduler can do, and what the cluster does not count, or says why that is not
+// known. The scheduler cannot be asked: its release is the API server's, and the gates of counters and shares are those that the API
+// server is seen to have.
 func askScheduler(ctx context.Context, client kubernetes.Interface, o *explain.Objects) (unknown string) {
 	o.Features = resourcepool.Features()
 	counted, err := kube.AskCounted(ctx, client, o.Driver)
@@ -42,14 +41,11 @@ func notCounted(ctx context.Context, client kubernetes.Interface, driver string)
 	if unknown := askScheduler(ctx, client, &o); unknown != "" {
 		return []string{unknown}
 	}
-	say := func(what string) { all = append(all, strings.ToUpper(what[:1])+what[1:]+".") }
-	for _, why := range []error{o.Counted.Counters, o.Counted.Shares, o.Counted.SharesBeside} {
-		if why != nil {
-			say(why.Error())
-		}
+	for _, why := range o.Counted.Reasons() {
+		all = append(all, counting.Sentence(why))
 	}
 	if o.Release != nil && o.Counted.Counters == nil && !counting.ByDefault(o.Release) {
-		say("the scheduler of " + counting.Ignored(o.Release))
+		all = append(all, "The scheduler of "+counting.Ignored(o.Release)+".")
 	}
 	return all
 }

@@ -246,7 +246,8 @@ func sight(s workload.Seen, devices []workload.Allocated) []string {
 	for _, variable := range s.Environment {
 		name, value, _ := strings.Cut(variable, "=")
 		uuids := strings.Split(value, ",")
-		if len(uuids) == len(devices) && !slices.ContainsFunc(devices, func(d workload.Allocated) bool { return !slices.Contains(uuids, d.UUID) }) {
+		other := func(d workload.Allocated) bool { return !slices.Contains(uuids, d.UUID) }
+		if len(uuids) == len(devices) && !slices.ContainsFunc(devices, other) {
 			variable = name
 		}
 		lines = append(lines, variable)

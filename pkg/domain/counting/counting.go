@@ -5,6 +5,8 @@ package counting
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
 )
@@ -51,8 +53,19 @@ func Of(release *version.Version, counters, shares bool) (c Counted) {
 	return c
 }
 
+// Reasons are those that there are.
+func (c Counted) Reasons() []error {
+	return slices.DeleteFunc([]error{c.Counters, c.Shares, c.SharesBeside}, func(err error) bool { return err == nil })
+}
+
 // Missing joins the reasons.
-func (c Counted) Missing() error { return errors.Join(c.Counters, c.Shares, c.SharesBeside) }
+func (c Counted) Missing() error { return errors.Join(c.Reasons()...) }
+
+// Sentence is a reason by itself.
+func Sentence(reason error) string {
+	text := reason.Error()
+	return strings.ToUpper(text[:1]) + text[1:] + "."
+}
 
 // Ignored says, of "the scheduler of", which devices that of a release ignores by default; empty where it counts all.
 func Ignored(release *version.Version) string {

@@ -160,7 +160,8 @@ func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 
 // counts derives what a cluster counts from its release and the fields that its API server keeps of a device.
 func counts(release *version.Version, kept *resourceapi.Device) counting.Counted {
-	return counting.Of(release, len(kept.ConsumesCounters) > 0, kept.AllowMultipleAllocations != nil && kept.Capacity[probe].RequestPolicy != nil)
+	shares := kept.AllowMultipleAllocations != nil && kept.Capacity[probe].RequestPolicy != nil
+	return counting.Of(release, len(kept.ConsumesCounters) > 0, shares)
 }
 
 // release asks the API server which release it is.

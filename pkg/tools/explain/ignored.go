@@ -35,9 +35,9 @@ func (s verdict) add(ctx context.Context, fixed *causes) (notes []string) {
 		fixed.add(Cause{Kind: SchedulerIgnores, name: fmt.Sprintf("the pod fits devices with counters and shares alone, and %s finds none: "+
 			"some releases ignore these", scheduler), remedy: "docs/queues.md says which, and what to do"})
 	case refused && ignored != "":
-		fixed.add(Cause{Kind: SchedulerIgnores, name: "the scheduler finds none of these devices: that of " + ignored, remedy: fmt.Sprintf("use Kubernetes %s or later, or "+
-			"turn on these gates of the scheduler, too; until then a policy of whole GPUs alone, or a layout, offers what it allocates",
-			counting.Since())})
+		fixed.add(Cause{Kind: SchedulerIgnores, name: "the scheduler finds none of these devices: that of " + ignored,
+			remedy: fmt.Sprintf("use Kubernetes %s or later, or turn on these gates of the scheduler, too; until then a policy of whole GPUs "+
+				"alone, or a layout, offers what it allocates", counting.Since())})
 	case refused:
 		says.remedy = "if it still does in a minute, it ignores these devices: it is older than the API server, or has a feature gate " +
 			"DRAPartitionableDevices or DRAConsumableCapacity off"
@@ -86,11 +86,10 @@ func (c *Cluster) uncounted(kind string) (why []error) {
 
 // uncountedNotes are the reasons that are no limit of what is explained.
 func (c *Cluster) uncountedNotes(limits []Cause) (notes []string) {
-	for _, err := range []error{c.Counted.Counters, c.Counted.Shares, c.Counted.SharesBeside} {
-		if err == nil || slices.ContainsFunc(limits, func(l Cause) bool { return l.Message == err.Error() }) {
-			continue
+	for _, err := range c.Counted.Reasons() {
+		if !slices.ContainsFunc(limits, func(l Cause) bool { return l.Message == err.Error() }) {
+			notes = append(notes, counting.Sentence(err))
 		}
-		notes = append(notes, strings.ToUpper(err.Error()[:1])+err.Error()[1:]+".")
 	}
 	return notes
 }

@@ -20,7 +20,8 @@ import (
 
 // aboutMissing are the objects that say why a claim was not created.
 func aboutMissing(s *Source) []resource {
-	templates, quotas := s.config.Client.ResourceV1().ResourceClaimTemplates(metav1.NamespaceAll), s.config.Client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
+	templates := s.config.Client.ResourceV1().ResourceClaimTemplates(metav1.NamespaceAll)
+	quotas := s.config.Client.CoreV1().ResourceQuotas(metav1.NamespaceAll)
 	return []resource{{
 		kind: "ResourceClaimTemplates", informer: &s.watches.templates, example: &resourceapi.ResourceClaimTemplate{}, transform: unmanaged,
 		list: lister(templates), watch: templates.Watch, indexers: cache.Indexers{},
