@@ -70,7 +70,7 @@ func timeOf(e *corev1.Event) time.Time {
 
 // isWait reports whether a cause leaves the devices alone: those are free, and yet the pod waits.
 func (c *Cause) isWait() bool {
-	return slices.Contains([]Kind{Gated, NoScheduler, SchedulerSays, NotCreated, Quota}, c.Kind)
+	return slices.Contains([]Kind{Gated, NoScheduler, SchedulerSays, SchedulerIgnores, NotCreated, Quota}, c.Kind)
 }
 
 // schedulers are those that pods of the cluster name which have a node, the most frequent first.
@@ -123,6 +123,8 @@ func (c *Cause) describeWait() {
 	case Quota:
 		c.Message, c.Remedy = c.name, "wait until others of the namespace end, ask for less, or for a higher quota"
 	case SchedulerSays:
-		c.Message = "the scheduler says: " + c.name
+		c.Message, c.Remedy = "the scheduler says: "+c.name, c.remedy
+	case SchedulerIgnores, NotCounted:
+		c.Message, c.Remedy = c.name, c.remedy
 	}
 }
