@@ -209,6 +209,7 @@ type Cause struct {
 	remedy string // of a limit
 	// known are names that name could have been meant for, or that are used in its place.
 	known []string
+	admin bool // access, which takes nothing
 }
 
 // Mismatch is a selector that refuses devices.
