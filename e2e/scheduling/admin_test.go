@@ -18,11 +18,15 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// allowAdmin lets the namespace of the pods have admin access.
-func (b *bed) allowAdmin() {
-	b.t.Helper()
+// adminBed is a bed in whose namespace claims may have admin access.
+type adminBed struct{ priorityBed }
+
+func newAdminBed(t *testing.T, nodes ...string) adminBed {
+	t.Helper()
+	b := adminBed{newPriorityBed(t, nodes...)}
 	text := fmt.Sprintf(`{"metadata":{"labels":{%q:"true"}}}`, resourceapi.DRAAdminNamespaceLabelKey)
-	must(b.t, errOf(b.kube.CoreV1().Namespaces().Patch(b.t.Context(), namespace, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
+	must(t, errOf(b.kube.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
+	return b
 }
 
 // everyGPU is a launcher's claim: admin access to every GPU of a node, and devices of its own, if any.
@@ -35,7 +39,7 @@ func everyGPU(own ...resourceapi.DeviceRequest) resourceapi.ResourceClaimSpec {
 }
 
 // seen are the GPUs that a claim has admin access to; it fails where it has a device for itself, or one twice.
-func (b *bed) seen(name string) (gpus []string) {
+func (b adminBed) seen(name string) (gpus []string) {
 	b.t.Helper()
 	claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
 	must(b.t, err)
@@ -51,7 +55,7 @@ func (b *bed) seen(name string) (gpus []string) {
 }
 
 // own is the device that a claim has.
-func (b *bed) own(name string) string {
+func (b adminBed) own(name string) string {
 	b.t.Helper()
 	claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
 	must(b.t, err)
@@ -62,8 +66,7 @@ func (b *bed) own(name string) string {
 // What it sees is taken from nobody: others get what is free, and no more. A pod that asks for a device of its own, too, is refused as by
 // kube-scheduler.
 func TestAdmin_EveryGPU(t *testing.T) {
-	b := newPriorityBed(t, "n1", "n2")
-	b.allowAdmin()
+	b := newAdminBed(t, "n1", "n2")
 	b.startScheduler("{}")
 	b.addPods("requester", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
 	b.addPods("small", "mig-1g.10gb.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
@@ -106,9 +109,8 @@ func TestAdmin_EveryGPU(t *testing.T) {
 // GPUs have them, it refuses as soon as anything is allocated; if it no longer does, kubernetes/kubernetes#140729 is mended in this
 // release, and docs/recipes.md need not warn of it.
 func TestAdmin_KubeScheduler(t *testing.T) {
-	b := newBed(t, "counted")
-	b.allowAdmin()
-	b.addGPUNode("whole", 8, v1alpha1.Rule{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}})
+	b := newAdminBed(t, "counted")
+	(&queueBed{bed: b.bed}).addGPUNode("whole", 8, v1alpha1.Rule{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}})
 	b.startKubeScheduler(cluster.DefaultVersion, nil)
 	byDefault := func(p *corev1.Pod) { p.Spec.SchedulerName = corev1.DefaultSchedulerName }
 	for _, node := range []string{"counted", "whole"} {

@@ -31,7 +31,7 @@ import (
 var queueNamespaces = map[string]string{"interactive": "notebooks", "batch": "training", "backfill": "sweeps"}
 
 // addGPUNode creates a node with the first GPUs of an HGX H100, under a policy of rules.
-func (b *bed) addGPUNode(name string, gpus int, rules ...v1alpha1.Rule) {
+func (b *queueBed) addGPUNode(name string, gpus int, rules ...v1alpha1.Rule) {
 	b.t.Helper()
 	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
 	must(b.t, err)
