@@ -226,10 +226,10 @@ func TestExplain_AdminAccess(t *testing.T) {
 		more      []resourceapi.DeviceRequest
 		state     State
 	}{
-		"kube-scheduler":                           {"", nil, Refused},
-		"kube-scheduler by name":                   {"default-scheduler", nil, Refused},
-		"another":                                  {"volcano", nil, Refused},
-		"cleave-scheduler":                         {"cleave-scheduler", nil, Fits},
+		"kube-scheduler":         {"", nil, Refused},
+		"kube-scheduler by name": {"default-scheduler", nil, Refused},
+		"another":                {"volcano", nil, Refused},
+		"cleave-scheduler":       {"cleave-scheduler", nil, Fits},
 		"cleave-scheduler, and an ordinary device": {"cleave-scheduler", []resourceapi.DeviceRequest{asks("mig-1g.10gb.cleave.dev", 1)}, Refused},
 	} {
 		t.Run(name, func(t *testing.T) {
