@@ -63,10 +63,12 @@ func (b adminBed) own(name string) string {
 }
 
 // TestAdmin_EveryGPU: a launcher gets admin access to every GPU of its node, whatever others have of them, and evicts nobody for that.
-// What it sees is taken from nobody: others get what is free, and no more. A pod that asks for a device of its own, too, is refused as by
-// kube-scheduler.
+// What it sees is taken from nobody: others get what is free, and no more. A pod that asks for a device of its own, too, such as a
+// network card, is refused as by kube-scheduler, and evicts nobody either.
 func TestAdmin_EveryGPU(t *testing.T) {
 	b := newAdminBed(t, "n1", "n2")
+	addNICClass(b.bed)
+	addNICs(b.bed, "n1", 0)
 	b.startScheduler("{}")
 	b.addPods("requester", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
 	b.addPods("small", "mig-1g.10gb.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
@@ -84,7 +86,7 @@ func TestAdmin_EveryGPU(t *testing.T) {
 			t.Errorf("%s sees %v, want 8 GPUs", name, gpus)
 		}
 	}
-	b.addPodOf("both", everyGPU(workload.Request("own", "mig-1g.10gb.cleave.dev", 1)), onNode("n1"), priority("low"))
+	b.addPodOf("both", everyGPU(workload.Request("nic", "nic", 1)), onNode("n1"), priority("high"))
 	b.waits("both")
 	free := 8 - len(taken)
 	b.addPods("filler", "gpu.cleave.dev", free, priority("low"), graceful, onNode("n1"))

@@ -25,6 +25,25 @@ func (a *asks) onlyAdmin(pod *corev1.Pod) bool {
 	return true
 }
 
+// CountsAdmin reports whether a pod asks for admin access and for devices, too. The allocator then counts both, as kube-scheduler's does.
+// For what the pod does not take nobody has to go.
+func (c *CandidateSlices) CountsAdmin(pod *corev1.Pod) bool {
+	a := &asks{dra: c.SharedDRAManager}
+	if a.onlyAdmin(pod) {
+		return false
+	}
+	for i := range pod.Spec.ResourceClaims {
+		claim, err := a.claim(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil || claim == nil {
+			continue
+		}
+		if slices.ContainsFunc(claim.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool { return !takes(r) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // takes reports whether a request takes devices: one without admin access, or of an unknown kind.
 func takes(r resourceapi.DeviceRequest) bool {
 	return r.Exactly == nil || r.Exactly.AdminAccess == nil || !*r.Exactly.AdminAccess

@@ -4,6 +4,7 @@ package gpupacking
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,16 +49,16 @@ func TestOnlyAdmin(t *testing.T) {
 	b.pod("admin", "gpu", asAdmin)
 	for name, tt := range map[string]struct {
 		pod  *corev1.Pod
-		want bool
+		want bool // only admin access
 	}{
-		"no claim":              {&corev1.Pod{}, false},
-		"an ordinary claim":     {b.pod("a", "gpu"), false},
-		"admin access":          {b.pod("b", "gpu", asAdmin), true},
-		"to all":                {b.pod("c", "gpu", asAdmin, toAll), true},
-		"adminAccess: false":    {b.pod("d", "gpu", func(c *resourceapi.ResourceClaimSpec) { c.Devices.Requests[0].Exactly.AdminAccess = new(false) }), false},
-		"two claims":            {with(b.pod("e", "gpu", asAdmin), "admin"), true},
-		"an ordinary one, too":  {with(b.pod("f", "gpu", asAdmin), "ordinary"), false},
-		"a claim that is to be": {with(b.pod("g", "gpu", asAdmin), "later"), false},
+		"no claim":               {&corev1.Pod{}, false},
+		"an ordinary claim":      {b.pod("a", "gpu"), false},
+		"admin access":           {b.pod("b", "gpu", asAdmin), true},
+		"to all":                 {b.pod("c", "gpu", asAdmin, toAll), true},
+		"adminAccess: false":     {b.pod("d", "gpu", func(c *resourceapi.ResourceClaimSpec) { c.Devices.Requests[0].Exactly.AdminAccess = new(false) }), false},
+		"two claims":             {with(b.pod("e", "gpu", asAdmin), "admin"), true},
+		"an ordinary one, too":   {with(b.pod("f", "gpu", asAdmin), "ordinary"), false},
+		"one that is to be, too": {with(b.pod("g", "gpu", asAdmin), "later"), false},
 		"an ordinary request, too": {b.pod("h", "gpu", asAdmin, func(c *resourceapi.ResourceClaimSpec) {
 			c.Devices.Requests = append(c.Devices.Requests, resourceapi.DeviceRequest{Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"}})
 		}), false},
@@ -71,6 +72,10 @@ func TestOnlyAdmin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := (&asks{dra: fakeDRA{b}}).onlyAdmin(tt.pod); got != tt.want {
 				t.Errorf("got %t, want %t", got, tt.want)
+			}
+			both := strings.HasSuffix(name, ", too") && !tt.want
+			if got := (&CandidateSlices{SharedDRAManager: fakeDRA{b}}).CountsAdmin(tt.pod); got != both {
+				t.Errorf("admin access along with devices: got %t, want %t", got, both)
 			}
 		})
 	}
