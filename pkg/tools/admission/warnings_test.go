@@ -90,6 +90,7 @@ func TestPolicy_PodWarnings(t *testing.T) {
 		"all unused":         {"{containers: [{name: a}], " + claims + "}", []string{"no container names claim gpu, nic" + unused}},
 		"twice":              {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}", []string{"container a" + twice}},
 		"twice, partitions":  {"{containers: [{name: b, resources: {limits: {cpu: 1}}}, {name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/mig-1g.10gb: 1}}}], " + claims + "}", []string{"container a" + twice}},
+		"a claim, and none":  {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 0}}}, {name: b, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: '0'}}}], " + claims + "}", nil},
 		"a claim and memory": {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {memory: 1Gi, example.com/nic: 1}}}], " + claims + "}", nil},
 		"a misspelled profile": {"{containers: [{name: a, resources: {limits: {nvidia.com/mig-1g.10g: 1}}}, {name: b, resources: {limits: {nvidia.com/mig-1g.10gb.me: 1}}}]}", []string{
 			"this release of Cleave has no class for nvidia.com/mig-1g.10g: unless a class of yours or a device plugin serves it, the pod waits. See kubectl get deviceclasses -o wide"}},

@@ -30,13 +30,14 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		}
 		return e, nil
 	}
-	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}}
+	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}, uncounted: q.uncounted()}
 	for _, claim := range q.claims {
 		if claim.Status.Allocation != nil {
 			continue
 		}
 		s.claims = append(s.claims, claim)
 		for _, r := range requestsOf(claim) {
+			r.uncounted = s.uncounted
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
 			if c.class(r.class) == nil {
@@ -130,6 +131,8 @@ type search struct {
 	open []*site
 	// short are the requests that a node could not serve by itself.
 	short map[*request]bool
+	// uncounted: counters refuse nothing.
+	uncounted bool
 }
 
 // nodes looks at every node. It reports whether one fits.

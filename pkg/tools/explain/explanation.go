@@ -213,6 +213,7 @@ type Cause struct {
 	remedy string // of a limit, or of what a scheduler says
 	// known are names that name could have been meant for, or that are used in its place.
 	known []string
+	admin bool // access, which takes nothing
 }
 
 // Mismatch is a selector that refuses devices.

@@ -21,6 +21,20 @@ const soon = 30 * time.Second
 // foreignSchedulers embed allocators of their own choice, by the names that their charts give them.
 var foreignSchedulers = []string{"kai-scheduler", "volcano"}
 
+// uncounted reports whether the claims are for admin access alone, and the pod's scheduler gives it whatever counters have left, as
+// cleave-scheduler does and kube-scheduler does not (kubernetes/kubernetes#140729).
+func (q *Question) uncounted() bool {
+	if q.pod == nil || slices.Contains(append([]string{"", corev1.DefaultSchedulerName}, foreignSchedulers...), q.pod.Spec.SchedulerName) {
+		return false
+	}
+	for _, claim := range q.claims {
+		if slices.ContainsFunc(requestsOf(claim), func(r *request) bool { return !r.admin }) {
+			return false
+		}
+	}
+	return true
+}
+
 // waits adds what the pod waits for, whatever devices are free.
 func (q *Question) waits(in Namespace, o Objects) {
 	pod := q.pod
