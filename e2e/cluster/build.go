@@ -134,6 +134,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 	if _, err := BuildNeighbors(ctx, opts); err != nil {
 		return err
 	}
+	if _, err := BuildFMA(ctx, opts); err != nil {
+		return err
+	}
 	_, err := Chromium(ctx, opts.Output)
 	return err
 }

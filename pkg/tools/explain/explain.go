@@ -30,14 +30,14 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		}
 		return e, nil
 	}
-	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}, uncounted: q.uncounted()}
+	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}, unlimited: q.uncounted()}
 	for _, claim := range q.claims {
 		if claim.Status.Allocation != nil {
 			continue
 		}
 		s.claims = append(s.claims, claim)
 		for _, r := range requestsOf(claim) {
-			r.uncounted = s.uncounted
+			r.uncounted = s.unlimited
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
 			if c.class(r.class) == nil {
@@ -131,8 +131,8 @@ type search struct {
 	open []*site
 	// short are the requests that a node could not serve by itself.
 	short map[*request]bool
-	// uncounted: counters refuse nothing.
-	uncounted bool
+	// unlimited: counters refuse nothing.
+	unlimited bool
 }
 
 // nodes looks at every node. It reports whether one fits.
