@@ -61,7 +61,8 @@ func otherFile(object map[string]json.RawMessage) string {
 	has := func(key string) bool { _, ok := object[key]; return ok }
 	switch {
 	case has("devicePlugin") || has("migManager"):
-		return "they are values of the GPU operator's Helm chart: import the ConfigMap that devicePlugin.config.name or migManager.config.name names"
+		return "they are values of the GPU operator's Helm chart: import the ConfigMap that devicePlugin.config.name or " +
+			"migManager.config.name names"
 	case has("config") && !has("version"):
 		return "they are values of the device plugin's Helm chart: import each entry of config.map as a file of its own"
 	case has("items") || has("kind") || has("metadata"):
