@@ -5,6 +5,7 @@ package launchers
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -27,8 +28,8 @@ import (
 // requesters is how many the recipe has. Each has a launcher of its own while its model is awake.
 const requesters = 2
 
-// TestLaunchers runs the recipe while another pod has a device: on the GPUs of the built-in policy by cleave-scheduler, and on whole GPUs alone,
-// which have no counters, by kube-scheduler.
+// TestLaunchers runs the recipe while another pod has a device: on the GPUs of the built-in policy by cleave-scheduler, and on whole GPUs
+// alone, which have no counters, by kube-scheduler.
 func TestLaunchers(t *testing.T) {
 	for _, tt := range []struct{ name, rules, scheduler, neighbor string }{
 		{"cleave-scheduler", "[]", "cleave-scheduler", "mig-1g.10gb.cleave.dev"},
@@ -114,8 +115,8 @@ func (r *run) recipe() string {
 	r.t.Helper()
 	data, err := os.ReadFile(filepath.Join(env.source, "deployments", "examples", "recipes", "fast-model-actuation.yaml"))
 	must(r.t, err)
-	return strings.NewReplacer(`cpu: "4"`, `cpu: "10m"`, `cpu: "8"`, `cpu: "1"`, `memory: "8Gi"`, `memory: "10Mi"`, `memory: "16Gi"`, `memory: "1Gi"`,
-		`cpu: "100m"`, `cpu: "10m"`, `memory: "128Mi"`, `memory: "10Mi"`).Replace(string(data))
+	return strings.NewReplacer(`cpu: "4"`, `cpu: "10m"`, `cpu: "8"`, `cpu: "1"`, `cpu: "100m"`, `cpu: "10m"`,
+		`memory: "8Gi"`, `memory: "10Mi"`, `memory: "16Gi"`, `memory: "1Gi"`, `memory: "128Mi"`, `memory: "10Mi"`).Replace(string(data))
 }
 
 // start runs a pod of nobody's, and returns the UUIDs of its GPUs, none of partitions.
@@ -163,7 +164,7 @@ func (r *run) pods(label string, n int) (pods []corev1.Pod) {
 	r.t.Helper()
 	must(r.t, workload.Until(r.ctx, fmt.Sprintf("%d ready pods with %s", n, label), func(ctx context.Context) (bool, string, error) {
 		list, err := env.client.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
-		if err != nil {
+		if err = errors.Join(err, env.running()); err != nil {
 			return false, "", err
 		}
 		pods = list.Items
@@ -246,21 +247,23 @@ func (r *run) awake() {
 	r.stop("rest", "late")
 }
 
-// asleep: the models sleep on GPUs that are free for all. A launcher that is made anew sees a GPU that is closed to claims, too.
+// asleep: without requesters the launcher that is left has a model that sleeps, on a GPU that is free for all. One that is made anew sees a
+// GPU that is closed to claims, too.
 func (r *run) asleep() {
 	r.t.Helper()
 	r.scale(0)
-	must(r.t, workload.Until(r.ctx, "the models to sleep", func(ctx context.Context) (bool, string, error) {
-		instances := r.launchers(requesters)
-		awake := slices.ContainsFunc(instances, func(i instance) bool { return i.Slept == 0 })
-		return len(instances) == requesters && !awake, fmt.Sprintf("%+v", instances), nil
+	must(r.t, workload.Until(r.ctx, "a model to sleep", func(context.Context) (bool, string, error) {
+		instances := r.launchers(1)
+		return len(instances) == 1 && instances[0].Slept == 1, fmt.Sprintf("%+v", instances), nil
 	}))
 	r.start("meanwhile", workload.Driver, int64(len(r.uuids)-1))
 	r.stop("meanwhile")
 	r.cleave("cordon", "GPU7")
 	_, err := env.client.Kubectl(r.ctx, "", "delete", "pod", "-n", namespace, "-l", "app.kubernetes.io/component=launcher")
 	must(r.t, err)
-	r.launchers(1)
+	if instances := r.launchers(1); len(instances) > 0 {
+		r.t.Errorf("a new launcher has %+v", instances)
+	}
 	r.cleave("uncordon", "GPU7")
 }
 
@@ -276,7 +279,8 @@ func (r *run) scale(n int) {
 // cleave runs a command about a GPU of the node.
 func (r *run) cleave(verb, gpu string) {
 	r.t.Helper()
-	out, err := exec.CommandContext(r.ctx, env.bin("cleave"), verb, env.client.Cluster.NodeName(), gpu, "--kubeconfig", env.client.Cluster.Kubeconfig()).CombinedOutput()
+	cmd := exec.CommandContext(r.ctx, env.bin("cleave"), verb, env.client.Cluster.NodeName(), gpu, "--kubeconfig", env.client.Cluster.Kubeconfig())
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		must(r.t, fmt.Errorf("cleave %s: %w: %s", verb, err, out))
 	}

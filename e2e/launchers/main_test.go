@@ -63,7 +63,9 @@ func setUp(ctx context.Context, client workload.Client) error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, string) error{env.startGPUs, env.importImages, env.define, env.startScheduler, env.startControllers} {
+	for _, step := range []func(context.Context, string) error{
+		env.startGPUs, env.importImages, env.define, env.startScheduler, env.startControllers,
+	} {
 		if err := step(ctx, programs); err != nil {
 			return err
 		}
@@ -86,7 +88,8 @@ func (b *bed) bin(name string) string { return filepath.Join(b.source, "bin", na
 
 // offer writes the rules of the policy "launchers".
 func (b *bed) offer(rules string) error {
-	return os.WriteFile(b.rules, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: launchers}\nrules: "+rules+"\n"), 0o600)
+	text := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: launchers}\nrules: " + rules + "\n"
+	return os.WriteFile(b.rules, []byte(text), 0o600)
 }
 
 // startGPUs starts a node of eight GPUs, whose label names a policy.
@@ -104,15 +107,17 @@ func (b *bed) startGPUs(ctx context.Context, _ string) error {
 	if _, err := nodes.Patch(ctx, b.client.Cluster.NodeName(), types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("label the node: %w", err)
 	}
-	b.gpus, err = node.Run(ctx, node.Options{Cluster: b.client.Cluster, Bin: b.bin(""), Model: "hgx-h100", Dir: dir, Flags: []string{"--policy", b.rules}})
+	b.gpus, err = node.Run(ctx, node.Options{
+		Cluster: b.client.Cluster, Bin: b.bin(""), Model: "hgx-h100", Dir: dir, Flags: []string{"--policy", b.rules},
+	})
 	if err != nil {
 		return err
 	}
 	return b.client.CreateFile(ctx, "", filepath.Join(b.source, "deployments", "manifests", "deviceclasses.yaml"))
 }
 
-// importImages makes the images of the recipe: the requester, and what stands in for the launcher. nvidia-smi, which the claim brings, needs a
-// C library.
+// importImages makes the images of the recipe: the requester, and what stands in for the launcher. nvidia-smi, which the claim brings,
+// needs a C library.
 func (b *bed) importImages(ctx context.Context, programs string) error {
 	standin := filepath.Join(filepath.Dir(b.rules), "standin")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", standin, "./e2e/launchers/standin")
@@ -194,19 +199,33 @@ profiles:
 
 // startControllers starts the controllers of fast model actuation.
 func (b *bed) startControllers(ctx context.Context, programs string) error {
-	for _, name := range []string{"launcher-populator", "dual-pods-controller"} {
+	ports, err := cluster.FreePorts(ctx, "", 2)
+	if err != nil {
+		return err
+	}
+	for name, flags := range map[string][]string{
+		"launcher-populator":   nil,
+		"dual-pods-controller": {fmt.Sprintf("--metrics-port=%d", ports[0]), fmt.Sprintf("--debug-port=%d", ports[1])},
+	} {
 		dir, err := b.client.Cluster.GuestDir(name)
 		if err != nil {
 			return err
 		}
-		ports, err := cluster.FreePorts(ctx, "", 2)
-		if err != nil {
+		flags = append(flags, "--kubeconfig="+b.client.Cluster.Kubeconfig(), "--namespace="+namespace, "--v=5")
+		if _, err := b.start(dir, filepath.Join(programs, name), flags...); err != nil {
 			return err
 		}
-		_, err = b.start(dir, filepath.Join(programs, name), "--kubeconfig="+b.client.Cluster.Kubeconfig(), "--namespace="+namespace,
-			fmt.Sprintf("--metrics-port=%d", ports[0]), fmt.Sprintf("--debug-port=%d", ports[1]), "--v=5")
-		if err != nil {
-			return err
+	}
+	return nil
+}
+
+// running is an error if one of the programs has ended.
+func (b *bed) running() error {
+	for _, p := range b.programs {
+		select {
+		case <-p.Ended():
+			return fmt.Errorf("a program has ended: %w; its log ends with:\n%s", p.Err(), p.LogTail(10))
+		default:
 		}
 	}
 	return nil
