@@ -219,7 +219,8 @@ func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState
 	r := removedIn(state)
 	if r == nil {
 		status := p.DynamicResources.Filter(ctx, state, pod, node)
-		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) {
+		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) &&
+			!p.elsewhere(pod, node.Node()) {
 			return framework.NewStatus(framework.Unschedulable, status.Reasons()...)
 		}
 		return status

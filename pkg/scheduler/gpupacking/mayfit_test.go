@@ -35,6 +35,16 @@ func TestEvents_MayEvict(t *testing.T) {
 		}
 		ended := b.claims["important-3"]
 		b.remove("important-3")
+		patient := b.pod("patient", "gpu", count(2))
+		patient.Spec.Priority, patient.Spec.PreemptionPolicy = new(int32(1000)), new(corev1.PreemptNever)
+		equal := b.pod("equal", "gpu", count(2))
+		equal.Spec.Priority = new(int32(-1000))
+		for _, pod := range []*corev1.Pod{patient, equal} {
+			b.waits(pod)
+			if diff := cmp.Diff("QueueSkip", b.after(pod, framework.ResourceClaim, framework.Delete, ended, nil)); diff != "" {
+				t.Errorf("hint for pod %s, which evicts nobody (-want +got):\n%s", pod.Name, diff)
+			}
+		}
 		if diff := cmp.Diff("Queue", b.after(urgent, framework.ResourceClaim, framework.Delete, ended, nil)); diff != "" {
 			t.Errorf("hint (-want +got):\n%s", diff)
 		}

@@ -74,3 +74,14 @@ func (s *Shared) rulesFor(profile string, pod *corev1.Pod) *Rules {
 	}
 	return s.rulesOf(profile)
 }
+
+// HasDevices reports whether drivers publish devices for a node.
+func (s *Shared) HasDevices(node string) bool {
+	c := s.current()
+	if c == nil {
+		return false
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return len(c.views[node]) > 0
+}
