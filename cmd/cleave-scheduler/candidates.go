@@ -92,6 +92,9 @@ func (p *candidatePlugin) PostFilter(ctx context.Context, state framework.CycleS
 	if !p.allocates(state) {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
+	if err := p.giveUp(ctx, pod); err != nil {
+		return nil, framework.AsStatus(err)
+	}
 	return p.DynamicResources.PostFilter(ctx, state, pod, statuses)
 }
 
@@ -117,6 +120,13 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 	p.view.Limited(pod, candidates, func() {
 		result, status = p.DynamicResources.PreFilter(ctx, state, pod, nodes)
 	})
+	if !status.IsSuccess() {
+		return result, status
+	}
+	if claims, preemptor := p.freed(pod); len(claims) > 0 {
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable,
+			fmt.Sprintf("pods are evicted with resourceclaim %s for pod %s", klog.KObj(claims[0]), klog.KObj(preemptor)))
+	}
 	return result, status
 }
 
@@ -209,7 +219,8 @@ func (p *candidatePlugin) Filter(ctx context.Context, state framework.CycleState
 	r := removedIn(state)
 	if r == nil {
 		status := p.DynamicResources.Filter(ctx, state, pod, node)
-		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) {
+		if status.Code() == framework.UnschedulableAndUnresolvable && p.shared.Evicts(p.handle.ProfileName()) &&
+			!p.elsewhere(pod, node.Node()) {
 			return framework.NewStatus(framework.Unschedulable, status.Reasons()...)
 		}
 		return status

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -115,28 +114,12 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 		return scheduler.NewPostFilterResultWithNominatedNode(node), framework.NewStatus(framework.Success, why)
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
-	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses})
+	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared})
 	a.done(ctx, pod, result, status)
 	if text := status.Message(); text != "" {
 		status = framework.NewStatus(status.Code(), "preemption: "+text)
 	}
 	return result, status
-}
-
-// fewNodes bounds the nodes that are tried: on each, the allocator is asked several times.
-type fewNodes struct{ framework.NodeToStatusReader }
-
-// mostTried is how many are tried.
-const mostTried = 100
-
-// NodesForStatusCode are some of those with a status.
-func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framework.Code) ([]framework.NodeInfo, error) {
-	all, err := f.NodeToStatusReader.NodesForStatusCode(nodes, code)
-	if err != nil || len(all) <= mostTried {
-		return all, err
-	}
-	at := rand.IntN(len(all)) // not always the same, as there may be others that would do
-	return append(slices.Clone(all[at:]), all[:at]...)[:mostTried], nil
 }
 
 // attempt is the search for one pod.

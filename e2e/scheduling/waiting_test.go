@@ -164,3 +164,36 @@ func (b *bed) taint(name string, taints ...corev1.Taint) {
 	node.Spec.Taints = taints
 	must(b.t, errOf(b.kube.CoreV1().Nodes().Update(b.t.Context(), node, metav1.UpdateOptions{})))
 }
+
+// TestPreemption_WokenToEvict: a pod needs two GPUs. A pod of the same priority ends, which makes room only together with an eviction.
+func TestPreemption_WokenToEvict(t *testing.T) {
+	b := newPriorityBed(t, "n1")
+	b.startScheduler("{}")
+	b.addPods("other", "gpu.cleave.dev", 7, priority("high"))
+	b.addPods("low", "gpu.cleave.dev", 1, priority("low"), graceful)
+	b.scheduled(8)
+	b.addPodOf("patient", workload.ClaimSpec("gpu.cleave.dev", 2), priority("patient")) // for it, the allocator is asked on all nodes
+	b.waits("patient")
+	b.addPodOf("urgent", workload.ClaimSpec("gpu.cleave.dev", 2), priority("high"))
+	b.waits("urgent")
+	b.gone("other-3")
+	b.free("other-3")
+	allOf(t, b.evictedFor("urgent", 1), "low")
+}
+
+// TestPreemption_TaintRemoved: the node on which a pod may evict others was away.
+func TestPreemption_TaintRemoved(t *testing.T) {
+	b := newPriorityBed(t, "n1", "n2")
+	b.startScheduler("{}")
+	b.addPods("other", "gpu.cleave.dev", 8, priority("high"), onNode("n1"))
+	b.addPods("low", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n2"))
+	b.scheduled(16)
+	b.taint("n2", corev1.Taint{Key: "upkeep", Effect: corev1.TaintEffectNoSchedule})
+	b.addPods("patient", "gpu.cleave.dev", 1, priority("patient")) // for it, the allocator is asked on all nodes
+	b.waits("patient-0")
+	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
+	b.waits("urgent-0")
+	b.none()
+	b.taint("n2")
+	allOf(t, b.evictedFor("urgent-0", 1), "low")
+}

@@ -121,19 +121,6 @@ func tieOf(pod types.UID, node string) uint64 {
 	return h.Sum64()
 }
 
-// mayFit reports whether a demand may fit on a node, as far as the measure can say.
-func (c *cluster) mayFit(ctx context.Context, q query, name string) bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for _, v := range c.views[name] {
-		if c.elsewhere[v.driver] > 0 {
-			return true
-		}
-	}
-	p, passed := c.planOn(ctx, name, q)
-	return passed != "" || p.fits
-}
-
 // nodesOf are the nodes that pools are of; not ok where one is of no node that is known.
 func (c *cluster) nodesOf(results []resourceapi.DeviceRequestAllocationResult) (names []string, ok bool) {
 	c.mutex.Lock()

@@ -153,6 +153,8 @@ func (c *cluster) use(uid types.UID, results []resourceapi.DeviceRequestAllocati
 			done = append(done, v)
 			clear(v.plans)
 			clear(v.evictions)
+			clear(v.alone)
+			v.used = false
 			if add {
 				v.state.Allocate(v.node.Uses(results)...)
 			} else {

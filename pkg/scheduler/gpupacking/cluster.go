@@ -64,6 +64,10 @@ type view struct {
 	plans  map[string]plan // by the key of a demand; dropped when anything changes
 	// evictions are known by the key of a demand, and dropped, too.
 	evictions map[string]knownEviction
+	// alone is whether demands fit without others, dropped like evictions.
+	alone map[aloneKey]alone
+	// used: the last look found no claim with a pod that is gone, and none has gone since.
+	used bool
 }
 
 // plan predicts a demand on a node, as far as it is for devices of a driver.
@@ -206,7 +210,8 @@ func (c *cluster) refresh(v *view) {
 	if !v.stale {
 		return
 	}
-	v.stale, v.node, v.state, v.plans, v.evictions = false, nil, nil, map[string]plan{}, map[string]knownEviction{}
+	v.stale, v.node, v.state, v.used = false, nil, nil, false
+	v.plans, v.evictions, v.alone = map[string]plan{}, map[string]knownEviction{}, map[aloneKey]alone{}
 	published := make([]*resourceapi.ResourceSlice, 0, len(v.slices))
 	users := map[types.UID]bool{}
 	for _, name := range slices.Sorted(maps.Keys(v.slices)) {

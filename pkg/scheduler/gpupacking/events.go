@@ -118,20 +118,26 @@ func (p *Plugin) afterSlice(_ klog.Logger, pod *corev1.Pod, before, after any) (
 // mayFit reports whether a pod that found no room may fit on a node now.
 func (p *Plugin) mayFit(pod *corev1.Pod, node string) bool {
 	w, ok := p.waiting.get(pod.UID)
-	return !ok || p.cluster.mayFit(context.Background(), w.query, node)
+	return !ok || p.cluster.mayFit(context.Background(), w, node)
 }
 
 // waiter is a pod that found no room, and what it looks for.
 type waiter struct {
 	query
 	pod *corev1.Pod
+	// rules are those by which others may be evicted for it; nil where nobody is.
+	rules *Rules
 }
 
-// wake tries pods that wait, and may fit on a node. No event of the API server says that a hold has ended there.
+// wake tries pods that wait, and may fit on a node, and those that wait for a claim. No event of the API server says that a hold has ended
+// there.
 func (p *Plugin) wake(ctx context.Context, node string) {
 	pods := map[string]*corev1.Pod{}
+	for _, pod := range p.cluster.holds.takeRefused() {
+		pods[pod.Namespace+"/"+pod.Name] = pod
+	}
 	for _, w := range p.waiting.all() {
-		if p.cluster.mayFit(ctx, w.query, node) {
+		if p.cluster.mayFit(ctx, w, node) {
 			pods[w.pod.Namespace+"/"+w.pod.Name] = w.pod
 		}
 	}

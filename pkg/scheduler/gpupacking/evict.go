@@ -50,13 +50,13 @@ func newEvictor(pod *corev1.Pod, rules *Rules, lister corelisters.PodLister,
 	return &evictor{who: holderOf(pod), rules: rules, now: time.Now(), pods: lister, budgets: pools.NewBudgets(listed)}, nil
 }
 
-// any reports whether a node has pods that may be evicted, or end by themselves.
-func (e *evictor) any(node framework.NodeInfo) bool {
+// any reports whether a node has pods that may be evicted, or end by themselves, or claims of pods that are gone.
+func (e *evictor) any(c *cluster, node framework.NodeInfo) bool {
 	return slices.ContainsFunc(node.GetPods(), func(i framework.PodInfo) bool {
 		pod := i.GetPod()
 		own := schedulinghelpers.PodPriority(pod)
 		return own < e.who.priority || own == e.who.priority && (pod.DeletionTimestamp != nil || len(e.rules.MaxRuntime) > 0)
-	})
+	}) || abandoned(c, node.Node().Name, e.pods)
 }
 
 // on finds the least loss for a demand on a node; not ok where none makes room, or the measure has no say. Where several drivers lack
@@ -216,7 +216,7 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 	for i, names := range [][]string{among.free, among.busy} {
 		for _, name := range names {
 			node, err := nodes.Get(name)
-			if err != nil || !e.any(node) {
+			if err != nil || !e.any(c, node) {
 				continue
 			}
 			if one, ok := e.on(ctx, c, q, node); ok && (!onlyVictims || len(one.victims) > 0) {
@@ -235,8 +235,8 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 // earlier attempts, those that are next come.
 // It reports whether they have all come before.
 func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) (again bool) {
-	rules := p.shared.rulesOf(p.handle.ProfileName())
-	if rules == nil || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+	rules := p.shared.rulesFor(p.handle.ProfileName(), pod)
+	if rules == nil {
 		return false
 	}
 	informers := p.handle.SharedInformerFactory()
@@ -269,7 +269,7 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 	if d.outcome != outcomeBusy {
 		d.outcome = outcomeEvict
 	}
-	p.waiting.put(pod.UID, waiter{d.query, pod})
+	p.waiting.put(pod.UID, waiter{d.query, pod, rules})
 	return again
 }
 

@@ -244,3 +244,19 @@ func BenchmarkEvictions(b *testing.B) {
 		})
 	}
 }
+
+// TestEvictions_GoneAlone: the only pod of a node that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on
+// another node.
+func TestEvictions_GoneAlone(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	gone := b.run("n1", "gone", "gpu", -1000)
+	b.run("n2", "low", "gpu", -1000)
+	b.nodes[0].(*fakeNode).pods = nil
+	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(gone); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("n1 evict map[n1:[]]", b.urgent("urgent", "gpu")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -59,6 +59,10 @@ type holds struct {
 	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
 	binding map[types.UID]bool
 	pods    cache.Indexer
+	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs.
+	refused map[types.UID]*corev1.Pod
+	// gone is called with each pod that is deleted, and the mutex.
+	gone func(pod *corev1.Pod)
 	// wakers are called with the node of each hold that has ended.
 	wakers []func(node string)
 }
@@ -87,9 +91,17 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 
 // pends reports whether a pod waits for a node, as far as the informer knows.
 func (h *holds) pends(pod *corev1.Pod) bool {
-	object, ok, err := h.pods.GetByKey(cache.MetaObjectToName(pod).String())
-	known, isPod := object.(*corev1.Pod)
-	return err == nil && ok && isPod && known.UID == pod.UID && known.Spec.NodeName == "" && known.DeletionTimestamp == nil
+	known := h.pod(pod.Namespace, pod.Name, pod.UID)
+	return known != nil && known.Spec.NodeName == "" && known.DeletionTimestamp == nil
+}
+
+// pod is a pod as the informer knows it, nil if it is gone.
+func (h *holds) pod(namespace, name string, uid types.UID) *corev1.Pod {
+	object, ok, err := h.pods.GetByKey(namespace + "/" + name)
+	if pod, isPod := object.(*corev1.Pod); err == nil && ok && isPod && pod.UID == uid {
+		return pod
+	}
+	return nil
 }
 
 // HeldNode is the node where devices are held for a pod, or that it is nominated for; empty for none.
@@ -215,6 +227,9 @@ func (h *holds) watch(pods cache.SharedIndexInformer) (cache.DoneChecker, error)
 	changed := func(before, after *corev1.Pod) {
 		h.mutex.Lock()
 		node := h.podChanged(before, after)
+		if after == nil && before != nil {
+			h.gone(before)
+		}
 		h.mutex.Unlock()
 		h.tell(node)
 	}
@@ -328,12 +343,12 @@ func (v *view) without(c *cluster, released map[types.UID]bool) *packing.State {
 	return state
 }
 
-// bind ends the hold of a pod that has its devices now. It reports whether there was one.
-func (h *holds) bind(pod types.UID) bool {
+// bind ends the hold of a pod that has its devices now, and returns its node if there was one.
+func (h *holds) bind(pod types.UID) (node string) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	h.binding[pod] = true
-	return h.end(pod) != ""
+	return h.end(pod)
 }
 
 // unbind undoes bind, but for the hold: the scheduler takes the nomination away, too.

@@ -295,3 +295,38 @@ func TestRules_Evictable(t *testing.T) {
 		t.Errorf("a time of zero: %v", err)
 	}
 }
+
+// TestHold_BoundElsewhere: a pod for which devices of a node are held finds room on another node. Pods that wait for what was held are
+// tried again.
+func TestHold_BoundElsewhere(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("hgx-h100", "n1", "n2")
+	for i := range 8 {
+		b.run("n1", fmt.Sprint("first-", i), "gpu", 0)
+		b.run("n2", fmt.Sprint("second-", i), "gpu", 1000)
+	}
+	urgent := b.pod("urgent", "gpu", count(2))
+	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
+	victims := []*resourceapi.ResourceClaim{b.claims["first-0"], b.claims["first-1"]}
+	b.plugin.shared.Hold(urgent, "n1", slices.Concat(results(victims[0]), results(victims[1])), victims)
+	b.remove("first-0") // and the other one ends in an hour
+	low := b.pod("low", "gpu")
+	low.Spec.Priority = new(int32(0))
+	b.waits(low)
+
+	b.remove("second-0")
+	b.remove("second-1")
+	node, state := b.place(urgent)
+	if node != "n2" {
+		t.Fatalf("urgent is on %s", node)
+	}
+	b.store("urgent")
+	b.plugin.PostBind(t.Context(), state, urgent, node)
+	if diff := cmp.Diff([]string{"default/low"}, b.activated); diff != "" {
+		t.Errorf("tried again (-want +got):\n%s", diff)
+	}
+	if _, nodes := b.preFilter(low); nodes != "n1" {
+		t.Errorf("if it were tried, low would be on %s", nodes)
+	}
+}

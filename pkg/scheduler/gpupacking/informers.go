@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,7 +36,8 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
 		ahead: make(chan struct{}), tie: tieOf, changed: func(string) {},
 	}
-	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}}
+	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}, refused: map[types.UID]*corev1.Pod{},
+		gone: func(pod *corev1.Pod) { podGone(c, pod) }}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
 	if err := c.watch(published, c.slices.follow); err != nil {

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
@@ -28,7 +29,7 @@ type Change struct {
 	Kept []Result
 }
 
-// Without is what changes for a pod if others end: those of which a function says so, and those that are gone already.
+// Without is what changes for a pod if others end: those of which a function says so, and those that are back in the queue already.
 func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name string, uid types.UID) bool) Change {
 	c := s.current()
 	if c == nil {
@@ -37,10 +38,12 @@ func (s *Shared) Without(pod *corev1.Pod, node string, ends func(namespace, name
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var change Change
-	released := map[types.UID]bool{}
+	released, back := map[types.UID]bool{}, returned(c, holderOf(pod))
 	for _, claim := range c.claimsOn(node) {
 		pods, ok := pools.Consumers(claim)
-		stays := func(r resourceapi.ResourceClaimConsumerReference) bool { return !ends(claim.Namespace, r.Name, r.UID) }
+		stays := func(r resourceapi.ResourceClaimConsumerReference) bool {
+			return !back[r.UID] && !ends(claim.Namespace, r.Name, r.UID)
+		}
 		if ok && !slices.ContainsFunc(pods, stays) {
 			change.Released = append(change.Released, claim)
 			released[claim.UID] = true
@@ -77,4 +80,47 @@ func (v *view) claims(c *cluster) (found []*resourceapi.ResourceClaim) {
 	}
 	slices.SortFunc(found, func(a, b *resourceapi.ResourceClaim) int { return cmp.Compare(a.UID, b.UID) })
 	return found
+}
+
+// abandoned reports whether claims with devices of a node have pods that are gone. They are about to be deallocated.
+func abandoned(c *cluster, node string, pods corelisters.PodLister) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for _, v := range c.views[node] {
+		if v.used {
+			continue
+		}
+		for _, claim := range v.claims(c) {
+			consumers, _ := pools.Consumers(claim)
+			if slices.ContainsFunc(consumers, func(r resourceapi.ResourceClaimConsumerReference) bool {
+				return Gone(pods, claim.Namespace, r.Name, r.UID)
+			}) {
+				return true
+			}
+		}
+		v.used = !v.stale
+	}
+	return false
+}
+
+// podGone notes that claims of a pod may be about to be deallocated.
+func podGone(c *cluster, pod *corev1.Pod) {
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err == nil && name != nil {
+			abandon(c, pod.Namespace+"/"+*name)
+		}
+	}
+	if key := c.extended[pod.UID]; key != "" {
+		abandon(c, key)
+	}
+}
+
+// abandon has the views of a claim's devices looked at again.
+func abandon(c *cluster, key string) {
+	for _, r := range results(c.claims.applied[key]) {
+		for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
+			v.used = false
+		}
+	}
 }

@@ -70,13 +70,22 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 // ScoreExtensions are none.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
-// heldKey is there if devices were held for the pod.
+// heldKey is that of the node where devices were held for the pod.
 const heldKey framework.StateKey = Name + "/held"
 
-type heldBefore struct{}
+type heldOn string
 
 // Clone returns the same.
-func (h heldBefore) Clone() framework.StateData { return h }
+func (h heldOn) Clone() framework.StateData { return h }
+
+// wakeHeld tries pods that wait for what was held for another one.
+func wakeHeld(ctx context.Context, p *Plugin, state framework.CycleState) {
+	if data, err := state.Read(heldKey); err == nil {
+		if node, ok := data.(heldOn); ok {
+			p.wake(ctx, string(node))
+		}
+	}
+}
 
 // reserved are the claims whose devices a pod's cycle assumed.
 type reserved []reservedClaim
@@ -111,8 +120,8 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
-	if p.cluster.holds.bind(pod.UID) {
-		state.Write(heldKey, heldBefore{})
+	if held := p.cluster.holds.bind(pod.UID); held != "" {
+		state.Write(heldKey, heldOn(held))
 	}
 	d := read(state)
 	if d == nil {
@@ -129,25 +138,24 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 }
 
 // Unreserve undoes Reserve, whatever became of the claims meanwhile.
-func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+func (p *Plugin) Unreserve(ctx context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	p.cluster.holds.unbind(pod.UID)
 	for _, c := range readReserved(state) {
 		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})
 		}
 	}
+	wakeHeld(ctx, p, state)
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node string) {
+func (p *Plugin) PostBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	if d := read(state); d != nil {
 		if first, ok := p.queued.end(pod.UID); ok {
 			queueSeconds.WithLabelValues(d.query.class).Observe(time.Since(first).Seconds())
 		}
 	}
-	if _, err := state.Read(heldKey); err == nil {
-		p.wake(ctx, node)
-	}
+	wakeHeld(ctx, p, state)
 	for _, c := range readReserved(state) {
 		if c.uid == "" {
 			if claim := p.cluster.extendedClaim(pod); claim != nil {

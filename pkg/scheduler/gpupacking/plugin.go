@@ -251,7 +251,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d 
 		return nil, outcomeChecked
 	}
 	outcome = d.outcome
-	p.waiting.put(pod.UID, waiter{q, pod})
+	p.waiting.put(pod.UID, waiter{q, pod, p.shared.rulesFor(p.handle.ProfileName(), pod)})
 	return best, outcome
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/kube-scheduler/framework"
 )
@@ -64,4 +65,23 @@ func (s *Shared) rulesOf(profile string) *Rules {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	return s.rules[profile]
+}
+
+// rulesFor are those by which others are evicted for a pod of a profile; nil where nobody is.
+func (s *Shared) rulesFor(profile string, pod *corev1.Pod) *Rules {
+	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		return nil
+	}
+	return s.rulesOf(profile)
+}
+
+// HasDevices reports whether drivers publish devices for a node.
+func (s *Shared) HasDevices(node string) bool {
+	c := s.current()
+	if c == nil {
+		return false
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return len(c.views[node]) > 0
 }

@@ -100,6 +100,9 @@ func (c *Cluster) AddPod(p *corev1.Pod) {
 	case p.Spec.NodeName == "":
 		if c.asks(p) {
 			c.waiting++
+			if n := c.nodes[p.Status.NominatedNodeName]; n != nil {
+				n.nominated = true
+			}
 			if p.DeletionTimestamp == nil && !undecidable(p) {
 				c.moving[p.Namespace+"/"+p.Name] = p.CreationTimestamp.Time
 			}

@@ -22,7 +22,7 @@ func (c *Cluster) load() (*search, []Kept) {
 	s := &search{cache: c.cache, nodes: c.publish(), sets: map[string]int{}}
 	for _, n := range s.nodes {
 		for g := range n.state.Model().GPUs {
-			n.gpus = append(n.gpus, &gpu{on: n, index: g, fixed: !n.takesPods()})
+			n.gpus = append(n.gpus, &gpu{on: n, index: g, fixed: !n.takesPods() || n.nominated})
 		}
 		s.gpus = append(s.gpus, n.gpus...)
 	}

@@ -21,6 +21,8 @@ type node struct {
 	object *corev1.Node // nil where there are only slices
 	// used are the resources of the node that pods request, in thousandths.
 	used map[corev1.ResourceName]int64
+	// nominated: a pod with devices is to come here when others have ended. What is free is kept for it.
+	nominated bool
 
 	published *pools.Node
 	state     *packing.State
@@ -96,7 +98,7 @@ func toleratesCordon(p *corev1.Pod) bool {
 
 // admits reports whether the scheduler's filters of nodes let a pod be there, but for those that count.
 func (n *node) admits(p *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity, volumes []*nodeaffinity.NodeSelector) bool {
-	if n.object == nil {
+	if n.object == nil || n.nominated {
 		return false
 	}
 	spec := &n.object.Spec

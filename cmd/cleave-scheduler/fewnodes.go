@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
+)
+
+// fewNodes bounds the nodes that are tried: on each, the allocator is asked several times.
+type fewNodes struct {
+	framework.NodeToStatusReader
+	shared *gpupacking.Shared
+}
+
+// mostTried is how many are tried.
+const mostTried = 100
+
+// NodesForStatusCode are some of those with a status: first those that have devices.
+func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framework.Code) ([]framework.NodeInfo, error) {
+	all, err := f.NodeToStatusReader.NodesForStatusCode(nodes, code)
+	if err != nil || len(all) <= mostTried {
+		return all, err
+	}
+	at := rand.IntN(len(all)) // not always the same, as there may be others that would do
+	var with, without []framework.NodeInfo
+	for _, node := range slices.Concat(all[at:], all[:at]) {
+		if f.shared.HasDevices(node.Node().Name) {
+			with = append(with, node)
+		} else {
+			without = append(without, node)
+		}
+	}
+	return append(with, without...)[:mostTried], nil
+}

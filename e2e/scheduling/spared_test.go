@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// leaves is what the controller of claims does after a pod of a claim that others still use.
+func (b *bed) leaves(pod, claimName string) {
+	b.t.Helper()
+	claims := b.kube.ResourceV1().ResourceClaims(namespace)
+	claim, err := claims.Get(b.t.Context(), claimName, metav1.GetOptions{})
+	must(b.t, err)
+	var kept []resourceapi.ResourceClaimConsumerReference
+	for _, r := range claim.Status.ReservedFor {
+		if r.Name != pod {
+			kept = append(kept, r)
+		}
+	}
+	claim.Status.ReservedFor = kept
+	if len(kept) == 0 {
+		claim.Status.Allocation = nil
+	}
+	must(b.t, errOf(claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{})))
+}
+
+// TestPreemption_NamedClaim: the pod of a ReplicaSet whose template names a claim is evicted. Its replacement, which comes as soon as it
+// ends, must not take the claim over: the claim would never be free, and the replacement would be evicted in turn, and so on.
+func TestPreemption_NamedClaim(t *testing.T) {
+	b := newPriorityBed(t, "n1", "n2")
+	b.startScheduler("{}")
+	b.addPods("other", "gpu.cleave.dev", 7, priority("high"), onNode("n1"))
+	b.addPods("far", "gpu.cleave.dev", 8, priority("high"), onNode("n2"))
+	must(t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: workload.ClaimSpec("gpu.cleave.dev", 1)}, metav1.CreateOptions{})))
+	replica := func(i int) string {
+		pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("shared")})
+		pod.Name, pod.Labels, pod.Spec.PriorityClassName = fmt.Sprint("web-", i), map[string]string{"app": "web"}, "low"
+		graceful(pod)
+		onNode("n1")(pod)
+		must(t, errOf(b.kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})))
+		return pod.Name
+	}
+	replica(0)
+	b.scheduled(16)
+	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"), onNode("n1"))
+	for i := range 3 {
+		victim := b.ending(1)[0]
+		next := replica(i + 1) // as a ReplicaSet does
+		b.until("to be tried", next, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" || len(p.Status.Conditions) > 0 })
+		pod, err := b.kube.CoreV1().Pods(namespace).Get(t.Context(), next, metav1.GetOptions{})
+		must(t, err)
+		if pod.Spec.NodeName != "" {
+			t.Errorf("%s was evicted for urgent-0, and its replacement %s has its claim", victim, next)
+		}
+		b.gone(victim)
+		b.leaves(victim, "shared")
+		if pod.Spec.NodeName == "" {
+			b.running("urgent-0")
+			return
+		}
+		b.gone(fmt.Sprint("far-", i)) // any claim that ends has the urgent pod tried again
+		b.free(fmt.Sprint("far-", i))
+	}
+	pod, err := b.kube.CoreV1().Pods(namespace).Get(t.Context(), "urgent-0", metav1.GetOptions{})
+	must(t, err)
+	t.Errorf("after three evictions, urgent-0 has node %q", pod.Spec.NodeName)
+}
+
+// TestPreemption_GoneAlone: the only pod of n1 that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on n2.
+func TestPreemption_GoneAlone(t *testing.T) {
+	b := newPriorityBed(t, "n1", "n2")
+	b.startScheduler("{}")
+	b.addPods("important", "gpu.cleave.dev", 7, priority("high"), onNode("n1"))
+	b.addPods("first", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
+	b.addPods("second", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n2"))
+	b.scheduled(16)
+	b.gone("first-0")
+	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
+	b.until("to be nominated", "urgent-0", func(p *corev1.Pod) bool { return p.Status.NominatedNodeName != "" })
+	b.none()
+	b.free("first-0")
+	b.running("urgent-0")
+	b.none()
+}
+
+// withVolume has a pod wait in PreBind until bindVolumes is called: its devices are stored, and it has no node yet.
+func withVolume(b *bed, name, node string) func(*corev1.Pod) {
+	b.t.Helper()
+	must(b.t, errOf(b.kube.StorageV1().StorageClasses().Create(b.t.Context(), &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}, metav1.CreateOptions{})))
+	localVolume(b, name, node)
+	must(b.t, errOf(b.kube.CoreV1().PersistentVolumeClaims(namespace).Create(b.t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"kubernetes.io/pvc-protection"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new("local"),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{})))
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}}
+	}
+}
+
+// TestPreemption_Binding: the least important pod has its device, and waits for its volume before it gets its node. It goes, and nobody
+// else.
+func TestPreemption_Binding(t *testing.T) {
+	b := newPriorityBed(t, "n1")
+	volume := withVolume(b.bed, "low", "n1")
+	b.startScheduler("{}")
+	b.addPods("other", "gpu.cleave.dev", 6, priority("high"))
+	b.addPods("middle", "gpu.cleave.dev", 1, priority("middle"), graceful)
+	b.scheduled(7)
+	b.addPodOf("low", workload.ClaimSpec("gpu.cleave.dev", 1), priority("low"), volume)
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	must(t, workload.Until(ctx, "claim low to be allocated", func(ctx context.Context) (bool, string, error) {
+		claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(ctx, "low", metav1.GetOptions{})
+		return err == nil && claim.Status.Allocation != nil, "", err
+	}))
+	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
+	must(t, workload.Until(ctx, "a pod to be evicted", func(ctx context.Context) (bool, string, error) {
+		middle, err := b.kube.CoreV1().Pods(namespace).Get(ctx, "middle-0", metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		if middle.DeletionTimestamp != nil {
+			t.Errorf("middle-0 is evicted; the scheduler says of low:\n%s", strings.Join(lines(b.bed, `pod="default/low"`), ""))
+			for _, text := range []string{"Preemptor rejected a pod in preBind", "preempted victim"} {
+				t.Log(strings.Join(lines(b.bed, text), ""))
+			}
+			return true, "", nil
+		}
+		claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(ctx, "low", metav1.GetOptions{})
+		return err == nil && claim.Status.Allocation == nil, "", err
+	}))
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
+)
+
+// FreedFor is the pod that others were evicted for with the devices of a claim, which another pod would take over; nil for none. That
+// pod has to wait: the claim would never be released, and the replacement of each victim would be evicted in turn. It is tried again
+// when the hold has ended.
+func (s *Shared) FreedFor(pod *corev1.Pod, claim *resourceapi.ResourceClaim) *corev1.Pod {
+	c := s.current()
+	if c == nil || len(results(claim)) == 0 {
+		return nil
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	who := holderOf(pod)
+	for uid, h := range c.holds.of {
+		if uid != who.uid && schedulinghelpers.PodPriority(h.pod) >= who.priority && sameDevices(h.freed[claim.UID], results(claim)) {
+			c.holds.refused[who.uid] = pod
+			return h.pod
+		}
+	}
+	return nil
+}
+
+// takeRefused are the pods that FreedFor kept from a claim since the last call.
+func (h *holds) takeRefused() []*corev1.Pod {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	found := slices.Collect(maps.Values(h.refused))
+	clear(h.refused)
+	return found
+}
+
+// returned are the pods that were to get their node when they were evicted for another pod: kube-scheduler puts those back into its
+// queue. They have their claims until their next attempt, which gives them up.
+func returned(c *cluster, preemptor holder) map[types.UID]bool {
+	h := c.holds.of[preemptor.uid]
+	if h == nil {
+		return nil
+	}
+	found := map[types.UID]bool{}
+	for uid, freed := range h.freed {
+		s := c.allocated[uid]
+		if s == nil || s.stored == nil || !sameDevices(freed, s.stored) {
+			continue
+		}
+		consumers, _ := pools.Consumers(s.claim)
+		for _, r := range consumers {
+			pod := c.holds.pod(s.claim.Namespace, r.Name, r.UID)
+			if pod != nil && pod.Spec.NodeName == "" && !c.holds.binding[r.UID] && schedulinghelpers.PodPriority(pod) <= preemptor.priority {
+				found[r.UID] = true
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpupacking
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestFreedFor: while a pod ends that was evicted with a claim, no other pod of the same or a lower priority takes the claim over, until
+// the hold ends, or the claim has other devices.
+func TestFreedFor(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	b.run("n1", "web", "gpu", 0)
+	urgent := b.pod("urgent", "gpu")
+	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
+	shared, claim := b.plugin.shared, b.claims["web"]
+	other := func(name string, priority int32) *corev1.Pod {
+		pod := b.pod(name, "gpu")
+		pod.Spec.Priority = &priority
+		return pod
+	}
+	if by := shared.FreedFor(other("early", 0), claim); by != nil {
+		t.Errorf("before the eviction, the claim is freed for %s", by.Name)
+	}
+	shared.Hold(urgent, "n1", results(claim), []*resourceapi.ResourceClaim{claim})
+	moved := claim.DeepCopy()
+	moved.Status.Allocation.Devices.Results[0].Device = "another"
+	released := claim.DeepCopy()
+	released.Status.Allocation = nil
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		claim *resourceapi.ResourceClaim
+		freed bool
+	}{
+		"lower":         {other("lower", 0), claim, true},
+		"equal":         {other("equal", 1000), claim, true},
+		"higher":        {other("higher", 1001), claim, false},
+		"its own":       {urgent, claim, false},
+		"other devices": {other("other-devices", 0), moved, false},
+		"released":      {other("released", 0), released, false},
+		"another claim": {other("another-claim", 0), b.claims["urgent"], false},
+	} {
+		if got := shared.FreedFor(c.pod, c.claim) != nil; got != c.freed {
+			t.Errorf("%s: freed is %t", name, got)
+		}
+	}
+	b.activated = nil
+	shared.Drop(urgent.UID)
+	if diff := cmp.Diff(map[string]bool{"default/lower": true, "default/equal": true}, set(b.activated)); diff != "" {
+		t.Errorf("tried again (-want +got):\n%s", diff)
+	}
+}
+
+func set(names []string) map[string]bool {
+	found := map[string]bool{}
+	for _, n := range names {
+		found[n] = true
+	}
+	return found
+}
+
+// TestWithout_Returned: a pod that had its devices and not yet its node is put back into the queue instead of being evicted. Its claim is
+// about to be released, for the pod that it was to make room for.
+func TestWithout_Returned(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	low := b.run("n1", "low", "gpu", -1000)
+	urgent, other := b.pod("urgent", "gpu"), b.pod("other", "gpu")
+	urgent.Spec.Priority, other.Spec.Priority = new(int32(1000)), new(int32(1000))
+	b.host("", urgent)
+	b.plugin.shared.Hold(urgent, "n1", results(b.claims["low"]), []*resourceapi.ResourceClaim{b.claims["low"]})
+	nobody := func(string, string, types.UID) bool { return false }
+	check := func(name string, pod *corev1.Pod, want int) {
+		t.Helper()
+		if got := b.plugin.shared.Without(pod, "n1", nobody).Released; len(got) != want {
+			t.Errorf("%s: %d claims are released, want %d", name, len(got), want)
+		}
+	}
+	check("it runs", urgent, 0)
+	low.Spec.NodeName = ""
+	b.plugin.cluster.holds.bind(low.UID)
+	check("it is to get its node", urgent, 0)
+	b.plugin.cluster.holds.unbind(low.UID)
+	check("it is back in the queue", urgent, 1)
+	check("for another pod", other, 0)
+	low.Spec.Priority = new(int32(2000))
+	check("it is more important", urgent, 0)
+}
