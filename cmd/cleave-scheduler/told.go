@@ -55,7 +55,7 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 	var names []string
 	for _, victim := range r.victims {
 		key := victim.Namespace + "/" + victim.Name
-		names = append(names, key)
+		names = append(names, named(victim, pod))
 		if victim.DeletionTimestamp != nil {
 			continue
 		}
@@ -68,11 +68,20 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 			freed = gpupacking.DeviceNames(had)
 		}
 		recorder.Eventf(victim, pod, corev1.EventTypeNormal, "PreemptedForDevices", "Preempting",
-			"Evicted from node %s with %s, to make room for pod %s/%s of priority %d.", node, freed, pod.Namespace, pod.Name, priority)
+			"Evicted from node %s with %s, to make room for pod %s of priority %d.", node, freed, named(pod, victim), priority)
 	}
 	slices.Sort(names)
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",
 		"Evicts %s on node %s; gets %s when they have ended.", few(names), node, gpupacking.DeviceNames(r.devices))
+}
+
+// named is a pod in an Event of another one: by its UID alone if it is of another namespace, whose names are not for everybody who reads
+// Events of this one (kubernetes/kubernetes#114882).
+func named(pod, of *corev1.Pod) string {
+	if pod.Namespace != of.Namespace {
+		return string(pod.UID)
+	}
+	return pod.Namespace + "/" + pod.Name
 }
 
 // maxNamed bounds the names in an Event.
