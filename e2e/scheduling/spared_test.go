@@ -18,7 +18,7 @@ import (
 )
 
 // leaves is what the controller of claims does after a pod of a claim that others still use.
-func (b *bed) leaves(pod, claimName string) {
+func (b priorityBed) leaves(pod, claimName string) {
 	b.t.Helper()
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(b.t.Context(), claimName, metav1.GetOptions{})
