@@ -28,8 +28,8 @@ type burn struct {
 	source string
 }
 
-// TestUsed_Tiers: what claims of all tiers use, by the plugin's metrics, is what their processes were told to do, within a tenth, and
-// one that does nothing is idle.
+// TestUsed_Tiers: what claims of all tiers use, by the plugin's metrics and by cleave advise, is what their processes were told to do,
+// within a tenth, and one that does nothing is idle.
 func TestUsed_Tiers(t *testing.T) {
 	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
@@ -72,9 +72,11 @@ func TestUsed_Tiers(t *testing.T) {
 		idle, active := figureOf(all, "slice-2", "last_active_timestamp_seconds", "process"), figureOf(all, "slice-1", "last_active_timestamp_seconds", "process")
 		return active > idle+2, fmt.Sprintf("last active %f and %f", idle, active), nil
 	})
-	// What has ended uses nothing, and a claim that is gone has no figures.
+	// What has ended uses nothing, and what it used at most is still known. A claim that is gone has no figures.
+	s.plugin.pluginPod(ctx)
 	ends["whole"]()
 	s.plugin.waitFigure(ctx, "whole", "memory_used_bytes", "process", 0)
+	s.plugin.checkAdvice(ctx, burns)
 	s.pods.delete(ctx, "whole")
 	s.eventually(ctx, "the figures of a pod that is gone to go", func(ctx context.Context) (bool, string, error) {
 		all, err := env.node.Metrics(ctx)
@@ -85,6 +87,11 @@ func TestUsed_Tiers(t *testing.T) {
 		}
 		return err == nil, "", err
 	})
+	s.must(env.node.Stop())
+	if advice, stderr := s.plugin.advise(ctx); advice != nil || !strings.Contains(stderr, "plugin: ") || !strings.Contains(stderr, "pods/portforward") {
+		t.Errorf("with a plugin that does not answer: got %+v, %s", advice, stderr)
+	}
+	s.plugin.start(ctx)
 }
 
 // waitFigure waits until a figure of a pod's claim is within a tenth of what it is to be.

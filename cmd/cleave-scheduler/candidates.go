@@ -26,9 +26,9 @@ import (
 
 // candidateResources is the name of this variant of kube-scheduler's plugin DynamicResources: if GPUPacking, whose PreFilter runs
 // first, has narrowed the search, its allocator uses only the candidates' devices instead of the cluster's. Devices that are kept for
-// pods that others were evicted for count as allocated, and in preemption's dry runs, those of evicted pods as free. It replaces that
-// plugin in a profile, with the same arguments, DynamicResourcesArgs. The name must differ: kube-scheduler rejects a plugin with the
-// name of one of its own.
+// pods that others were evicted for count as allocated, and in preemption's dry runs, those of evicted pods as free. Pods that ask for
+// admin access alone are not refused for lack of counters. It replaces that plugin in a profile, with the same arguments,
+// DynamicResourcesArgs. The name must differ: kube-scheduler rejects a plugin with the name of one of its own.
 const candidateResources = "CandidateDynamicResources"
 
 // candidatePlugin is DynamicResources with another name and a PreFilter that may see fewer devices.
@@ -117,7 +117,7 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 	p.resolve(ctx)
 	p.view.claims.kept = p.shared.Held(pod, candidates)
 	defer p.view.claims.reset()
-	p.view.Limited(candidates, func() {
+	p.view.Limited(pod, candidates, func() {
 		result, status = p.DynamicResources.PreFilter(ctx, state, pod, nodes)
 	})
 	if !status.IsSuccess() {

@@ -122,14 +122,6 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 	return result, status
 }
 
-// mayEvict reports whether a pod may evict others at all.
-func (a *attempt) mayEvict(pod *corev1.Pod) (ok bool, why string) {
-	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
-		return false, "not eligible due to preemptionPolicy=Never."
-	}
-	return true, ""
-}
-
 // attempt is the search for one pod.
 type attempt struct {
 	*preemptionPlugin
@@ -252,46 +244,6 @@ func (a *attempt) PodEligibleToPreemptOthers(_ context.Context, pod *corev1.Pod,
 		}
 	}
 	return true, ""
-}
-
-// evictable reports whether all pods of a victim may be evicted.
-func (p *preemptionPlugin) evictable(victim preemption.Victim, preemptor *corev1.Pod) bool {
-	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
-	for _, i := range victim.Pods() {
-		pod := i.GetPod()
-		if pod.DeletionTimestamp != nil {
-			if victim.Priority() > priority || !pools.Leaves(pod, now) {
-				return false
-			}
-		} else if ok, _ := p.rules.Evictable(pod, victim.Priority(), priority, now); !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// earliest is when one more pod may be evicted for another; zero for never.
-func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
-	if len(p.rules.MinRuntime)+len(p.rules.MaxRuntime) == 0 {
-		return first
-	}
-	nodes, err := p.handle.SnapshotSharedLister().NodeInfos().List()
-	if err != nil {
-		return first
-	}
-	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
-	for _, node := range nodes {
-		for _, i := range node.GetPods() {
-			if len(i.GetPod().Spec.ResourceClaims) == 0 && i.GetPod().Status.ExtendedResourceClaimStatus == nil {
-				continue
-			}
-			ok, at := p.rules.Evictable(i.GetPod(), schedulinghelpers.PodPriority(i.GetPod()), priority, now)
-			if !ok && !at.IsZero() && (first.IsZero() || at.Before(first)) {
-				first = at
-			}
-		}
-	}
-	return first
 }
 
 // victimOrder is the order in which victims are spared: those that GPUPacking would spare, and those that end by themselves last.

@@ -104,7 +104,7 @@ func (w *whatIf) prepare(ctx context.Context, state framework.CycleState, pod *c
 	for _, claim := range c.Released {
 		w.claims.released[claim.UID] = claim
 	}
-	w.slices.Limited(sets.New(node.Node().Name), func() {
+	w.slices.Limited(pod, sets.New(node.Node().Name), func() {
 		_, status = w.plugin.PreFilter(ctx, state, pod, []framework.NodeInfo{node})
 	})
 	return status

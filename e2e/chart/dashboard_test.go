@@ -12,10 +12,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/release"
@@ -28,8 +29,10 @@ const dashboardName = "cleave-dashboard"
 func TestDashboard_Privileges(t *testing.T) {
 	const on, withoutPods = "dashboard: {enabled: true, pods: true}", "dashboard: {enabled: true}"
 	for _, rule := range typed[rbacv1.ClusterRole](t, mustRender(t, withoutPods), "ClusterRole", dashboardName).Rules {
-		if slices.Contains(rule.Resources, "pods") {
-			t.Errorf("it may %s pods", rule.Verbs)
+		for _, of := range []string{"pods", "resourceclaimtemplates", "resourcequotas"} {
+			if slices.Contains(rule.Resources, of) {
+				t.Errorf("it may %s %s", rule.Verbs, of)
+			}
 		}
 	}
 	for _, rule := range typed[rbacv1.ClusterRole](t, mustRender(t, on), "ClusterRole", dashboardName).Rules {
@@ -86,9 +89,11 @@ func dashboardShows(t *testing.T, ctx context.Context) {
 	}
 	shows("/", "node-"+env.cluster.NodeName())
 	atEnd(t, emptyDemo)
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{
-		&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "dashboard"}, Spec: ask("gpu.cleave.dev", nil)}}))
+	create(t, ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "dashboard"}, Spec: ask("gpu.cleave.dev", nil)})
 	shows("/claims?q=is:pending", demo+"/dashboard")
+	refusedByQuota(t, ctx)
+	shows("/claims?q=is:missing", demo+"/nightly-gpu-")
+	shows("/claims/"+demo+"/nightly-gpu-", "ResourceQuota none allows 0 of mps.cleave.dev.deviceclass.resource.k8s.io/devices, 0 are used")
 	// Pods with a whole GPU, a partition and shares: each claim is on the pages of its node and of itself, there with its device and
 	// the pod.
 	for _, name := range []string{"one-gpu", "mig-one-parent", "timeslice-four-notebooks"} {
@@ -108,13 +113,34 @@ func dashboardShows(t *testing.T, ctx context.Context) {
 	}
 }
 
+// refusedByQuota creates a pod whose claim a quota refuses to be created from its template.
+func refusedByQuota(t *testing.T, ctx context.Context) {
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "none"}}
+	quota.Spec.Hard = corev1.ResourceList{"mps.cleave.dev.deviceclass.resource.k8s.io/devices": resource.MustParse("0")}
+	create(t, ctx, quota)
+	quotas := env.kube.CoreV1().ResourceQuotas(demo)
+	atEnd(t, func(t *testing.T, ctx context.Context) {
+		must(t, quotas.Delete(ctx, quota.Name, metav1.DeleteOptions{}))
+	})
+	must(t, workload.Until(ctx, "the quota to hold", func(ctx context.Context) (bool, string, error) {
+		q, err := quotas.Get(ctx, quota.Name, metav1.GetOptions{})
+		return err == nil && len(q.Status.Hard) > 0, "", err
+	}))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "nightly"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("share")}}
+	pod.Spec.Containers = []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}
+	create(t, ctx, &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "share"},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: ask("mps.cleave.dev", nil)}}, pod)
+}
+
 // readOnly asks the API server about every verb on what the dashboard reads, and on what it must not.
 func readOnly(t *testing.T, ctx context.Context) {
 	for _, resource := range []string{"resource.k8s.io/resourceslices", "resource.k8s.io/resourceclaims", "resource.k8s.io/deviceclasses",
-		"resource.k8s.io/devicetaintrules", "/nodes", "/pods", "/secrets", "/configmaps", "/events"} {
+		"resource.k8s.io/devicetaintrules", "resource.k8s.io/resourceclaimtemplates", "/nodes", "/pods", "/resourcequotas", "/secrets", "/configmaps",
+		"/events"} {
 		group, name, _ := strings.Cut(resource, "/")
 		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "*"} {
-			reads := (verb == "list" || verb == "watch") && (group != "" || name == "nodes" || name == "pods")
+			reads := (verb == "list" || verb == "watch") && (group != "" || slices.Contains([]string{"nodes", "pods", "resourcequotas"}, name))
 			if may := mayDo(t, ctx, dashboardName, authorizationv1.ResourceAttributes{Group: group, Resource: name, Verb: verb}); may != reads {
 				t.Errorf("it may %s %s: %t", verb, resource, may)
 			}

@@ -339,7 +339,7 @@ func runDocumented(ctx context.Context, words []string) error {
 	case "kubectl":
 		return runKubectl(ctx, args)
 	case "cleave":
-		reads := len(args) > 0 && args[0] == "repack" && !slices.Contains(args, "--apply")
+		reads := len(args) > 0 && (args[0] == "repack" && !slices.Contains(args, "--apply") || args[0] == "advise" && !slices.Contains(args, "--prometheus"))
 		if !reads && !slices.ContainsFunc(args, func(a string) bool { return a == "--from-cluster" || a == "--node-model" }) {
 			return nil // about the machine it runs on; the flags are checked without a cluster
 		}

@@ -5,6 +5,7 @@ package chart
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -78,6 +79,16 @@ func inspectInThePod(t *testing.T, ctx context.Context) {
 		lacks := slices.DeleteFunc(slices.Clone(wanted), func(s string) bool { return strings.Contains(out, s) })
 		has := slices.DeleteFunc(slices.Clone(unwanted), func(s string) bool { return !strings.Contains(out, s) })
 		return len(lacks)+len(has) == 0, fmt.Sprintf("%q is not, and %q is in\n%s", lacks, has, out), nil
+	}))
+}
+
+// adviceOfPlugins asks the chart's plugins, over the API server, what a pod uses: nothing, and that for too short a time.
+func adviceOfPlugins(t *testing.T, ctx context.Context) {
+	example(t, ctx, "one-gpu", nil)
+	must(t, workload.Until(ctx, "cleave advise to have figures of a pod", func(ctx context.Context) (bool, string, error) {
+		command := exec.CommandContext(ctx, filepath.Join(source, "bin", "cleave"), "advise", "--kubeconfig", env.cluster.Kubeconfig())
+		out, err := command.CombinedOutput()
+		return strings.Contains(string(out), "Pod/one-gpu") && strings.Contains(string(out), "TooLittleSeen"), string(out), err
 	}))
 }
 

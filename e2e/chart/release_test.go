@@ -46,6 +46,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 		{Name: "MPS works with the supervisor's pod", Run: mpsWorks},
 		{Name: "helm test", Run: helmTest},
 		{Name: "inspect in the plugin's pod", Run: inspectInThePod},
+		{Name: "advice of the plugins", Run: adviceOfPlugins},
 		{Name: "commands of the documentation", Run: docsRun},
 		{Name: "a policy with a typo", Run: policyTypo},
 		{Name: "a plugin writes of its own node alone", Run: nodeRestriction},

@@ -112,6 +112,13 @@ func BuildNeighbors(ctx context.Context, opts Options) (string, error) {
 	return buildTools(ctx, opts, "dranet", program{pkg: "sigs.k8s.io/dranet/cmd/", flags: "-s -w"}, "dranet")
 }
 
+// BuildFMA builds the controllers and the requester of llm-d's fast model actuation, if they are missing, and returns the directory that
+// they are in.
+func BuildFMA(ctx context.Context, opts Options) (string, error) {
+	fma := program{pkg: "github.com/llm-d-incubation/llm-d-fast-model-actuation/cmd/", flags: "-s -w"}
+	return buildTools(ctx, opts, "fma", fma, "launcher-populator", "dual-pods-controller", "requester")
+}
+
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
@@ -125,6 +132,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 		return err
 	}
 	if _, err := BuildNeighbors(ctx, opts); err != nil {
+		return err
+	}
+	if _, err := BuildFMA(ctx, opts); err != nil {
 		return err
 	}
 	_, err := Chromium(ctx, opts.Output)

@@ -35,7 +35,8 @@ type event struct {
 var kinds = map[string]string{
 	"/apis/resource.k8s.io/v1/resourceslices": "ResourceSlice", "/apis/resource.k8s.io/v1/resourceclaims": "ResourceClaim",
 	"/apis/resource.k8s.io/v1/deviceclasses": "DeviceClass", "/apis/resource.k8s.io/v1/devicetaintrules": "DeviceTaintRule",
-	"/api/v1/nodes": "Node", "/api/v1/pods": "Pod",
+	"/api/v1/nodes": "Node", "/api/v1/pods": "Pod", "/api/v1/resourcequotas": "ResourceQuota",
+	"/apis/resource.k8s.io/v1/resourceclaimtemplates": "ResourceClaimTemplate",
 }
 
 func groupOf(path string) string {

@@ -40,6 +40,9 @@ const (
 	rulesPath   = "/apis/resource.k8s.io/v1/devicetaintrules"
 	nodesPath   = "/api/v1/nodes"
 	podsPath    = "/api/v1/pods"
+
+	templatesPath = "/apis/resource.k8s.io/v1/resourceclaimtemplates"
+	quotasPath    = "/api/v1/resourcequotas"
 )
 
 // timeout is for a browser on a busy machine.
@@ -190,10 +193,27 @@ func (b *bed) share(key, class, node, device string, amounts ...string) {
 
 // pod sets a pod that waits for a claim of its namespace.
 func (b *bed) pod(key, claim string) {
+	b.podWith(key, corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &claim})
+}
+
+// refused sets a pod whose claim, of one whole GPU, a quota refuses to be created from its template.
+func (b *bed) refused(key string) {
+	namespace, _, _ := strings.Cut(key, "/")
+	t := resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "whole"}}
+	t.Spec.Spec = newClaim(key, "gpu.cleave.dev", "").Spec
+	b.api.put(templatesPath, namespace+"/whole", constant(t, func(t *resourceapi.ResourceClaimTemplate, v string) { t.ResourceVersion = v }))
+	q := corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpus"}}
+	q.Spec.Hard = corev1.ResourceList{"gpu.cleave.dev.deviceclass.resource.k8s.io/devices": resource.MustParse("0")}
+	b.api.put(quotasPath, namespace+"/gpus", constant(q, func(q *corev1.ResourceQuota, v string) { q.ResourceVersion = v }))
+	b.podWith(key, corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: &t.Name})
+}
+
+func (b *bed) podWith(key string, claim corev1.PodResourceClaim) {
 	namespace, name, _ := strings.Cut(key, "/")
-	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("pod-" + name)}}
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("pod-" + name),
+		CreationTimestamp: metav1.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}}
 	p.Spec.SchedulerName = corev1.DefaultSchedulerName
-	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim}}
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
 	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 	b.api.put(podsPath, key, constant(p, func(p *corev1.Pod, v string) { p.ResourceVersion = v }))

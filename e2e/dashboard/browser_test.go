@@ -37,6 +37,7 @@ func smallCluster(t testing.TB) *bed {
 	b.wanted("ml-research/pretrain", "gpu.cleave.dev", 6)
 	b.wanted("team-blue/huge", "gpu.cleave.dev", 12)
 	b.pod("ml-research/pretrain-0", "pretrain")
+	b.refused("team-red/nightly")
 	b.setRule("drain-a2", "gpu-a2", h100[7])
 	b.setNode("gpu-b1", true)
 	return b
@@ -99,7 +100,7 @@ func TestBrowser_Overview(t *testing.T) {
 		[...document.querySelectorAll('#node-gpu-a2 .gpu')[3].querySelectorAll('i')])`)
 	is("the taint", "document.querySelector('#node-gpu-a2 .badge').textContent === '1 tainted'")
 	is("the cordoned node", "document.querySelector('#node-gpu-b1 .badge').textContent === 'cordoned'")
-	is("the pending claim", "document.querySelector('.tile.alarm a[href=\"claims?q=is:pending\"]').textContent === '3'")
+	is("the pending claim", "document.querySelector('.tile.alarm a[href=\"claims?q=is:pending\"]').textContent === '4'")
 
 	// A change: the row is replaced, the others stay, and so do the focus and the layout.
 	must(t, p.Press(ctx, "j", "j"))

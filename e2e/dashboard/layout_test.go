@@ -101,6 +101,7 @@ func TestBrowser_Layout(t *testing.T) {
 	for name, path := range map[string]string{
 		"nodes": "", "nodes-empty": "?q=nothing", "gpu": "?q=gpu3", "node": "nodes/gpu-a2", "node-partitioned": "nodes/gpu-a1", "claims": "claims",
 		"claim": "claims/inference/llm", "claim-pending": "claims/ml-research/pretrain", "claim-never": "claims/team-blue/huge",
+		"claim-missing": "claims/team-red/nightly-gpu-",
 	} {
 		p := b.open(ctx, t, chrome, path)
 		must(t, p.Until(ctx, reasoned))

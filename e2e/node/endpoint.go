@@ -23,6 +23,16 @@ func newEndpoint(ctx context.Context) (endpoint, error) {
 	return endpoint(net.JoinHostPort("127.0.0.1", strconv.Itoa(port))), err
 }
 
+// MetricsPort is the port at which a node's plugin serves them, on the loopback address.
+func MetricsPort(n *Node) (int32, error) {
+	_, text, err := net.SplitHostPort(string(n.endpoint))
+	if err != nil {
+		return 0, err
+	}
+	port, err := strconv.ParseInt(text, 10, 32)
+	return int32(port), err
+}
+
 // ok is nil if the plugin answers with success, else what it says.
 func (e endpoint) ok(ctx context.Context, path string) error {
 	_, err := e.read(ctx, path)

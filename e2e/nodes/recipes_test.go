@@ -44,7 +44,7 @@ func recipes(t *testing.T, ctx context.Context) {
 		{"two-containers", 0, twoContainers}, {"replicas-apart", 0, replicasApart}, {"replicas-apart-one-node", 0, replicasApartOneNode},
 		{"vllm", 0, vllm}, {"triton", 0, has("triton", "mig-2g.20gb.cleave.dev", 1, 1)}, {"ray", 0, has("ray-0", "mig-3g.40gb.cleave.dev", 1, 1)},
 		{"kubeflow-notebook", 0, has("notebook-0", "timeslice.cleave.dev", 1, 1)}, {"jobset", 2, has("training-", "gpu.cleave.dev", 4, 2)},
-		{"leaderworkerset", 0, has("llama-", "gpu.cleave.dev", 8, 2)},
+		{"leaderworkerset", 0, has("llama-", "gpu.cleave.dev", 8, 2)}, {"gpu-memory-service", 0, memoryService},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			manifest := recipe(t, r.name, max(1, r.copies))
@@ -124,7 +124,7 @@ func standIn(spec *corev1.PodSpec) {
 	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			c := &list[i]
-			c.Args, c.VolumeMounts, c.ReadinessProbe = nil, nil, nil
+			c.Args, c.VolumeMounts, c.ReadinessProbe, c.StartupProbe = nil, nil, nil, nil
 			for _, of := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
 				delete(of, corev1.ResourceCPU)
 				delete(of, corev1.ResourceMemory)
@@ -204,6 +204,23 @@ func twoContainers(t *testing.T, ctx context.Context) {
 		must(t, err)
 		if want := "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=" + cores; !slices.Contains(seen.Environment, want) {
 			t.Errorf("container %s has %q, want %s", container, seen.Environment, want)
+		}
+	}
+}
+
+// memoryService: the server and both engines have the same two GPUs.
+func memoryService(t *testing.T, ctx context.Context) {
+	pods := running(t, ctx, 1, all)
+	found := devices(t, ctx, &pods[0])
+	if len(found) != 2 {
+		t.Fatalf("the pod has %+v, want two GPUs", found)
+	}
+	uuids := "CLEAVE_GPU_UUID=" + found[0].UUID + "," + found[1].UUID
+	for _, container := range []string{"gms-server", "engine-0", "engine-1"} {
+		seen, err := env.client.Look(ctx, demo, pods[0].Name, container)
+		must(t, err)
+		if len(seen.GPUNodes()) != 2 || !slices.Contains(seen.Environment, uuids) {
+			t.Errorf("container %s has %+v, want the GPUs of %s", container, seen, uuids)
 		}
 	}
 }

@@ -128,7 +128,7 @@ func TestAdvise_Prometheus(t *testing.T) {
 		if w.Workload != want.workload || math.Abs(w.Hours-want.hours) > 0.3 || w.Verdict != want.verdict {
 			t.Errorf("got %+v, want %+v", w, want)
 		}
-		if w.Memory == nil || w.Memory.P50 != 4*gibibyte || w.Memory.Max != 8*gibibyte || w.Activity == nil || math.Abs(w.Activity.P95-0.05) > 1e-6 {
+		if w.Memory == nil || *w.Memory.P50 != 4*gibibyte || w.Memory.Max != 8*gibibyte || w.Activity == nil || math.Abs(*w.Activity.P95-0.05) > 1e-6 {
 			t.Errorf("%s: memory %+v, activity %+v", w.Workload, w.Memory, w.Activity)
 		}
 	}

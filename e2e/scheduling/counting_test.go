@@ -5,6 +5,7 @@ package scheduling
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func TestCounting(t *testing.T) {
 	}
 }
 
-// Where the API server drops counters, a GPU is one device, and the node says why.
+// Where the API server drops counters, a GPU is one device, and the node says why, and whoever asks for a part of one.
 func TestCounting_Published(t *testing.T) {
 	b := newBedOf(t, map[string]bool{"DRAPartitionableDevices": false}, "node-1")
 	dir, err := os.MkdirTemp("/tmp", "n") // t.TempDir is too long for sockets
@@ -73,4 +74,8 @@ func TestCounting_Published(t *testing.T) {
 		list, err := b.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=TiersNotCounted,involvedObject.name=node-1"})
 		return len(list.Items) == 1 && strings.Contains(list.Items[0].Message, "DRAPartitionableDevices"), n.LogTail(5), err
 	}))
+	path := filepath.Join(t.TempDir(), "pod.yaml")
+	must(t, os.WriteFile(path, []byte(asks(request("mig-1g.10gb.cleave.dev"))), 0o600))
+	command(t.Context(), "explain", "-f", path, "-n", namespace, "--kubeconfig", b.kubeconfig).want(t, "explain",
+		bad("never fits the nodes of this cluster", "- GPUs are offered in one tier each, as the API server", "turn on the feature gate DRAPartitionableDevices"))
 }

@@ -45,6 +45,8 @@ var mistakes = []mistake{
 		bad(`spec.spec.devices.requests[0].name: Invalid value: "GPU_1"`), bad(`requests[0].name: Invalid value: "GPU_1"`), answer{}, bad(`requests[0].name: Invalid value: "GPU_1"`)},
 	{"an amount in GB", asks(request(mps, "capacity: {requests: {memory: 20GB}}")),
 		bad("quantities must match the regular expression"), bad("quantities must match the regular expression"), answer{}, bad("quantities must match the regular expression")},
+	{"an amount without a unit", asks(request(mps, "capacity: {requests: {memory: 10}}")), ok("memory 10 is in bytes, less than any device has: write a unit, such as Gi"),
+		ok("note: ", "10 is in bytes, less than any device has: write a unit, such as Gi"), answer{}, ok(" fits:")},
 	{"a selector that does not compile", selecting(`device.attributes["gpu.cleave.dev"].productName = "x"`),
 		bad("compilation failed", "Syntax error"), bad("compilation failed", "Syntax error"), answer{}, bad("compilation failed", "Syntax error")},
 	{"an amount compared with a number", selecting(`device.capacity["gpu.cleave.dev"].memory > 40`),

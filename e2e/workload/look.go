@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/pkg/tools/explain"
 )
 
 // poll is how often a condition is looked at.
@@ -250,7 +251,11 @@ func allocated(claim *resourceapi.ResourceClaim, uuids map[string]string) []Allo
 	}
 	var found []Allocated
 	for _, r := range claim.Status.Allocation.Devices.Results {
-		found = append(found, Allocated{claim.Name, classes[r.Request], r.Request, r.Device, uuids[r.Pool+"/"+r.Device]})
+		uuid := explain.UUID(claim, &r) // also of a partition, which is none until it is created
+		if uuid == "" {
+			uuid = uuids[r.Pool+"/"+r.Device]
+		}
+		found = append(found, Allocated{claim.Name, classes[r.Request], r.Request, r.Device, uuid})
 	}
 	return found
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
-// maxMetrics bounds the metrics that are read: a node of 56 partitions has some 300 KiB.
-const maxMetrics = 16 << 20
+// MaxMetrics bounds the metrics of a plugin that are read: a node of 56 partitions has some 300 KiB.
+const MaxMetrics = 16 << 20
 
 // used asks the plugin on this machine what claims use of their devices.
 func (f *Inspection) used(ctx context.Context) (map[inspect.UsedKey]inspect.Used, error) {
@@ -42,7 +42,7 @@ func (f *Inspection) used(ctx context.Context) (map[inspect.UsedKey]inspect.Used
 	if answer.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("read %s: %s", url, answer.Status)
 	}
-	return usedOf(io.LimitReader(answer.Body, maxMetrics))
+	return usedOf(io.LimitReader(answer.Body, MaxMetrics))
 }
 
 // usedOf reads what claims use from the plugin's metrics.

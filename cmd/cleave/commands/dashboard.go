@@ -59,7 +59,8 @@ func newDashboard() *cobra.Command {
 		"host names that requests may name, apart from localhost and IP addresses; others are refused")
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
-	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, for which it lists and watches pods")
+	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, or whose claims are not created: needs pods, "+
+		"resourceclaimtemplates and resourcequotas")
 	flags.StringVar(&f.prometheus.URL, "prometheus", "", "URL of Prometheus, for what claims use and the page with advice; empty for neither")
 	flags.StringVar(&f.prometheus.Selector, "prometheus-selector", "",
 		`matchers of all series, such as 'cluster="a"' where Prometheus has several clusters`)
@@ -91,8 +92,7 @@ type figures struct {
 // Advise gives the advice of `cleave advise` with its defaults.
 func (f *figures) Advise(ctx context.Context) (*sizing.Advice, error) {
 	a := adviseFlags{driver: f.driver, prometheus: *f.Prometheus, params: defaultAdvice}
-	a.params.Step = sizing.StepOf(a.params.Since)
-	return a.advise(ctx, f.client, time.Now())
+	return a.advise(ctx, f.client, nil, time.Now())
 }
 
 // run watches the cluster and serves until ctx ends.

@@ -223,9 +223,10 @@ func (a *asker) objects(ctx context.Context) (o explain.Objects, notes []string,
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
 	}
-	features, missing := schedulerOf(ctx, a.client, a.driver)
-	o.Features = features
-	return o, append(notes, missing...), err
+	if unknown := askScheduler(ctx, a.client, &o); unknown != "" {
+		notes = append(notes, unknown)
+	}
+	return o, notes, err
 }
 
 // running lists the pods that could be evicted, as far as the user may.

@@ -282,8 +282,9 @@ func TestExplain_Features(t *testing.T) {
 			client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
 				return true, tt.stores(a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)), nil
 			})
-			features, _ := schedulerOf(t.Context(), client, "gpu.cleave.dev")
-			gates := features.Set()
+			o := explain.Objects{Driver: "gpu.cleave.dev"}
+			askScheduler(t.Context(), client, &o)
+			gates := o.Features.Set()
 			if !gates.HasAll("DRAAdminAccess", "DRAPrioritizedList") {
 				t.Errorf("the allocator has only %v", sets.List(gates))
 			}
@@ -301,10 +302,16 @@ func TestExplain_Features(t *testing.T) {
 	}
 }
 
-// An API server that keeps counters says nothing of its scheduler: by default, those before 1.36 ignore them.
+// An API server that keeps counters says nothing of its scheduler: by default, those before 1.36 ignore them. A pod that one of these has
+// refused waits for another one.
 func TestExplain_Release(t *testing.T) {
+	refused := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "p"}}
+	refused.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("c")}}
+	refused.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}
+	refused.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+		Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available: 1 cannot allocate all claims."}}
 	for release, want := range map[string]bool{"v1.35.4-eks-1": true, "v1.36.2": false} {
-		client := cluster(t, append(classes(t), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "c"},
+		client := cluster(t, append(classes(t), refused, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "c"},
 			Spec: wants("gpu.cleave.dev", 1)})...)
 		client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: release}
 		client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -317,6 +324,14 @@ func TestExplain_Release(t *testing.T) {
 		}
 		if strings.Contains(out.String(), "The scheduler of Kubernetes 1.35.4 ignores partitions") != want {
 			t.Errorf("%s: got\n%s", release, &out)
+		}
+		out.Reset()
+		a.kind, a.name = "pod", "p"
+		err := (&explainFlags{format: "json"}).explain(t.Context(), a, &out)
+		var e explain.Explanation
+		if jsonErr := json.Unmarshal(out.Bytes(), &e); jsonErr != nil || err == nil || e.State != explain.Waits ||
+			(e.Causes[0].Kind == explain.SchedulerIgnores) != want {
+			t.Errorf("%s, of a pod that was refused: got %v, %v and\n%s", release, err, jsonErr, &out)
 		}
 	}
 }

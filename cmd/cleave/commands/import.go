@@ -48,11 +48,12 @@ func newImport() *cobra.Command {
 		newImportOf("device-plugin", importDevicePlugin,
 			"Convert configuration files of NVIDIA's device plugin to node policies and DeviceClasses",
 			"name of the policy (default: default; with several files or keys of a ConfigMap, the name of each without its extension)",
+			"nvidia.com/device-plugin.config",
 			"  cleave import device-plugin config.yaml\n"+
 				"  cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave\n"+
 				"  kubectl get configmap -n gpu-operator device-plugin-config -o yaml | cleave import device-plugin - --output-dir cleave"),
 		newImportOf("mig-parted", importMIGParted, "Convert the mig-configs of mig-parted or the MIG manager to node policies and DeviceClasses",
-			"the only mig-config to import (default: all)",
+			"the only mig-config to import (default: all)", "nvidia.com/mig.config",
 			"  cleave import mig-parted config.yaml --output-dir cleave\n"+
 				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml | cleave import mig-parted - --name all-balanced"),
 	)
@@ -76,13 +77,16 @@ func importMIGParted(part migrate.Part, options migrate.Options, _ bool) (*migra
 	return migrate.MIGParted(part.Data, options)
 }
 
-func newImportOf(kind string, read importer, short, name, examples string) *cobra.Command {
+// newImportOf makes a command whose policies nodes select by a label of NVIDIA's component until they have Cleave's.
+func newImportOf(kind string, read importer, short, name, label, examples string) *cobra.Command {
 	f := &importFlags{}
 	cmd := &cobra.Command{
 		Use:   kind + " FILE...",
 		Short: short,
 		Long: short + ".\nA file can be a ConfigMap that has such files as data, also beside other objects, which are passed over.\n" +
-			"- is the standard input.",
+			"- is the standard input.\n\n" +
+			"Nodes select a policy by the label " + v1alpha1.PolicyLabel + ". With the chart value policyLabels they do so by\n" +
+			label + ", too, whose values are the names of the policies.",
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -46,8 +46,11 @@ var recipes = map[string]recipe{
 	"aligned": {validated: "ok: ResourceClaimTemplate aligned, Pod aligned", lacks: "DeviceClass dra.cpu does not exist"},
 	"compute-domain": {model: "gb200-nvl72", validated: "ok: ResourceClaimTemplate mesh-gpus, Job mesh; passed over: ComputeDomain",
 		lacks: "ResourceClaimTemplate mesh-channel does not exist"},
-	"dcgm-exporter":           {validated: "nothing to check: passed over: DaemonSet"},
-	"drain":                   {validated: "nothing to check: passed over: DeviceTaintRule, PodDisruptionBudget"},
+	"dcgm-exporter": {validated: "nothing to check: passed over: DaemonSet"},
+	"drain":         {validated: "nothing to check: passed over: DeviceTaintRule, PodDisruptionBudget"},
+	"fast-model-actuation": {fits: 2, validated: "ok: ResourceClaimTemplate fma/every-gpu, LauncherConfig fma/fma-launcher, " +
+		"Deployment fma/fma-requester; passed over: Namespace, LauncherPopulationPolicy, InferenceServerConfig"},
+	"gpu-memory-service":      {fits: 1, validated: "ok: ResourceClaimTemplate vllm-agg-failover-vllmworker-gpu, Pod vllm-agg-failover-vllmworker"},
 	"jobset":                  {fits: 1, validated: "ok: ResourceClaimTemplate training, JobSet training; passed over: ConfigMap"},
 	"kubeflow-notebook":       {fits: 1, validated: "ok: Notebook notebook"},
 	"leaderworkerset":         {fits: 2, validated: "ok: ResourceClaimTemplate eight-gpus, LeaderWorkerSet llama"},
@@ -111,7 +114,9 @@ func TestRecipes(t *testing.T) {
 			if model == "" {
 				model = "hgx-h100"
 			}
-			client := cluster(t, append(classes(t), published(t, model, "gpu-7", &v1alpha1.NodePolicy{})...)...)
+			node := published(t, model, "gpu-7", &v1alpha1.NodePolicy{})
+			node[0].(*corev1.Node).Labels = map[string]string{v1alpha1.PolicyLabel: "launchers"} // which one recipe selects
+			client := cluster(t, append(classes(t), node...)...)
 			got, err := explained(t, &asker{client: client, namespace: "team", driver: "gpu.cleave.dev"}, recipeFile(t, name), "text")
 			if (err != nil) != (want.lacks != "") || !strings.Contains(got.stdout, want.lacks) {
 				t.Errorf("explain: %v\n%s", err, got.stdout)
@@ -130,7 +135,8 @@ func TestRecipes(t *testing.T) {
 
 // foreign are the kinds that are not Kubernetes's, which TestRecipes_Decode cannot decode.
 var foreign = []string{
-	"jobset.x-k8s.io/v1alpha2, Kind=JobSet", "kubeflow.org/v1, Kind=Notebook", "leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet",
+	"fma.llm-d.ai/v1alpha1, Kind=InferenceServerConfig", "fma.llm-d.ai/v1alpha1, Kind=LauncherConfig",
+	"fma.llm-d.ai/v1alpha1, Kind=LauncherPopulationPolicy", "jobset.x-k8s.io/v1alpha2, Kind=JobSet", "kubeflow.org/v1, Kind=Notebook", "leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet",
 	"ray.io/v1, Kind=RayCluster", "resource.nvidia.com/v1beta1, Kind=ComputeDomain",
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -149,7 +150,7 @@ func look(ctx context.Context, client workload.Client, pods []string) ([]row, er
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{name, devices, sight(seen)})
+		rows = append(rows, row{name, devices, sight(seen, devices)})
 	}
 	return rows, nil
 }
@@ -175,8 +176,19 @@ func show(ctx context.Context, client workload.Client, source string, n *node.No
 		return err
 	}
 	common := takeCommon(rows)
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nPOD\tCLASS\tDEVICE\tUUID\tCONTAINER SEES")
+	fmt.Println()
+	if err := writeTable(os.Stdout, rows); err != nil {
+		return err
+	}
+	fmt.Printf("\nEvery container sees besides: %s\n", strings.Join(common, " "))
+	fmt.Print(closing(client.Cluster, source, n.Root()))
+	return nil
+}
+
+// writeTable writes what each pod got and sees.
+func writeTable(w io.Writer, rows []row) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "POD\tCLASS\tDEVICE\tUUID\tCONTAINER SEES")
 	for _, r := range rows {
 		for i := range max(len(r.devices), len(r.sees)) {
 			cells := []string{"", "", "", "", ""}
@@ -192,12 +204,7 @@ func show(ctx context.Context, client workload.Client, source string, n *node.No
 			fmt.Fprintln(t, strings.Join(cells, "\t"))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Printf("\nEvery container sees besides: %s\n", strings.Join(common, " "))
-	fmt.Print(closing(client.Cluster, source, n.Root()))
-	return nil
+	return t.Flush()
 }
 
 // closing says what to do next, in lines that work when they are pasted.
@@ -226,8 +233,8 @@ Stop it and remove all of it:
 `)
 }
 
-// sight puts what a container sees in a few short lines.
-func sight(s workload.Seen) []string {
+// sight puts what a container sees in a few short lines. The UUIDs of its devices have a column of their own.
+func sight(s workload.Seen, devices []workload.Allocated) []string {
 	lines := []string{strings.Join(s.GPUNodes(), " ")}
 	gpus := strings.Join(s.GPUNodes(), " ") + " "
 	for _, n := range s.DeviceNodes {
@@ -236,5 +243,14 @@ func sight(s workload.Seen) []string {
 		}
 	}
 	lines = append(lines, s.Libraries...)
-	return append(lines, s.Environment...)
+	for _, variable := range s.Environment {
+		name, value, _ := strings.Cut(variable, "=")
+		uuids := strings.Split(value, ",")
+		other := func(d workload.Allocated) bool { return !slices.Contains(uuids, d.UUID) }
+		if len(uuids) == len(devices) && !slices.ContainsFunc(devices, other) {
+			variable = name
+		}
+		lines = append(lines, variable)
+	}
+	return lines
 }

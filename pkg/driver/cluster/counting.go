@@ -21,16 +21,9 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 )
-
-// sharesSince is the first release of Kubernetes whose allocator counts the consumption of shares of a GPU: before, it forgot the
-// counters of a device with multiple allocations as soon as one claim had it, and could also allocate the GPU whole or as
-// partitions (kubernetes#139034, backported to 1.36.2).
-var sharesSince = version.MustParseGeneric("1.36.2")
-
-// countsSince is the first release that keeps counters and shares by default (kube_features.go: DRAPartitionableDevices and
-// DRAConsumableCapacity are beta, and on).
-var countsSince = version.MustParseGeneric("1.36.0")
 
 const (
 	// releaseTimeout bounds the query of the release, and all queries on behalf of people.
@@ -44,20 +37,8 @@ const (
 	unansweredAtMost = 30 * time.Second
 )
 
-// Counted describes what a cluster fails to count; nil if it counts.
-type Counted struct {
-	// Counters is why it does not keep counters, through which the devices of a GPU exclude each other.
-	Counters error
-	// Shares is why it cannot have devices that several claims share, SharesBeside why it does not count these together with other
-	// devices of the GPU.
-	Shares, SharesBeside error
-}
-
-// Missing joins the reasons.
-func (c Counted) Missing() error { return errors.Join(c.Counters, c.Shares, c.SharesBeside) }
-
 // same reports whether two answers are equal.
-func (c Counted) same(o Counted) bool { return text(c.Missing()) == text(o.Missing()) }
+func same(a, b counting.Counted) bool { return text(a.Missing()) == text(b.Missing()) }
 
 func text(err error) string {
 	if err == nil {
@@ -74,7 +55,7 @@ type Counting struct {
 	driver, node  string
 	// wake triggers an immediate query: a slice came back without a field.
 	wake    chan struct{}
-	counted atomic.Pointer[Counted]
+	counted atomic.Pointer[counting.Counted]
 }
 
 // NewCounting queries on behalf of a driver on a node.
@@ -82,12 +63,12 @@ func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
 	c := &Counting{
 		client: client, serverVersion: client.Discovery().ServerVersionWithContext, driver: driver, node: node, wake: make(chan struct{}, 1),
 	}
-	c.counted.Store(&Counted{})
+	c.counted.Store(&counting.Counted{})
 	return c
 }
 
 // AskCounted queries once, on behalf of people. Without permission to create slices, the answer is based on the release alone.
-func AskCounted(ctx context.Context, client kubernetes.Interface, driver string) (Counted, error) {
+func AskCounted(ctx context.Context, client kubernetes.Interface, driver string) (counting.Counted, error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	c := NewCounting(client, driver, "cleave")
@@ -96,7 +77,7 @@ func AskCounted(ctx context.Context, client kubernetes.Interface, driver string)
 }
 
 // Counted is the last answer.
-func (c *Counting) Counted() Counted { return *c.counted.Load() }
+func (c *Counting) Counted() counting.Counted { return *c.counted.Load() }
 
 // Doubt triggers an immediate query of the API server. It does not wait.
 func (c *Counting) Doubt() {
@@ -174,24 +155,13 @@ func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 		return false, err
 	}
 	now := counts(release, kept)
-	return !c.counted.Swap(&now).same(now), nil
+	return !same(*c.counted.Swap(&now), now), nil
 }
 
 // counts derives what a cluster counts from its release and the fields that its API server keeps of a device.
-func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
-	if len(kept.ConsumesCounters) == 0 {
-		now.Counters = fmt.Errorf("GPUs are offered in one tier each, as the API server (Kubernetes %s) drops counters and a GPU could be "+
-			"allocated twice: turn on the feature gate DRAPartitionableDevices of API server and scheduler", release)
-	}
-	if !release.AtLeast(sharesSince) {
-		now.SharesBeside = fmt.Errorf("GPUs are shared only where their policy has no other tier, as the scheduler of Kubernetes %s could "+
-			"allocate a GPU as shares and whole at once: use %s or later", release, sharesSince)
-	}
-	if kept.AllowMultipleAllocations == nil || kept.Capacity[probe].RequestPolicy == nil {
-		now.Shares = fmt.Errorf("GPUs are not shared, as the API server (Kubernetes %s) drops what shares need: turn on the feature gate "+
-			"DRAConsumableCapacity of API server and scheduler", release)
-	}
-	return now
+func counts(release *version.Version, kept *resourceapi.Device) counting.Counted {
+	shares := kept.AllowMultipleAllocations != nil && kept.Capacity[probe].RequestPolicy != nil
+	return counting.Of(release, len(kept.ConsumesCounters) > 0, shares)
 }
 
 // release asks the API server which release it is.
@@ -228,7 +198,7 @@ func probeDevice() *resourceapi.Device {
 
 // keptBy is the part of probeDevice that a release keeps by default.
 func keptBy(release *version.Version) *resourceapi.Device {
-	if release.AtLeast(countsSince) {
+	if counting.ByDefault(release) {
 		return probeDevice()
 	}
 	return &resourceapi.Device{}

@@ -56,8 +56,8 @@ func noDryRun(*resourceapi.ResourceSlice) error {
 	return apierrors.NewBadRequest("admission webhook does not support dry run")
 }
 
-// counting asks an API server of a release.
-func counting(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (c *Counting, upgrade func(release string)) {
+// countingOf asks an API server of a release.
+func countingOf(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (c *Counting, upgrade func(release string)) {
 	t.Helper()
 	client, _ := answering(t, answer)
 	c = NewCounting(client, "gpu.cleave.dev", "node-1")
@@ -89,7 +89,7 @@ func TestCounting(t *testing.T) {
 		"gate of shares is off":    {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, _ := counting(t, test.release, test.answer)
+			c, _ := countingOf(t, test.release, test.answer)
 			if err := c.Wait(t.Context(), time.Second); err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +112,7 @@ func TestCounting_Follow(t *testing.T) {
 		var answer atomic.Pointer[func(*resourceapi.ResourceSlice) error]
 		answers := func(as func(*resourceapi.ResourceSlice) error) { answer.Store(&as) }
 		answers(away)
-		c, upgrade := counting(t, "v1.36.1", func(s *resourceapi.ResourceSlice) error { return (*answer.Load())(s) })
+		c, upgrade := countingOf(t, "v1.36.1", func(s *resourceapi.ResourceSlice) error { return (*answer.Load())(s) })
 		time.AfterFunc(5*time.Second, func() { answers(dropCounters) })
 		began := time.Now()
 		if err := c.Wait(t.Context(), 2*time.Second); err != nil || time.Since(began) < 5*time.Second {
@@ -215,7 +215,7 @@ func TestCounting_Unanswered(t *testing.T) {
 
 func TestCounting_ContextCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	c, _ := counting(t, "v1.37.1", func(*resourceapi.ResourceSlice) error {
+	c, _ := countingOf(t, "v1.37.1", func(*resourceapi.ResourceSlice) error {
 		cancel()
 		return errors.New("away")
 	})

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -103,7 +104,7 @@ type Sources struct {
 	Conditions func() map[gpu.PCIAddress][]health.Condition
 	Incomplete func() map[string]error
 	Lists      func() bool
-	Counted    func() cluster.Counted
+	Counted    func() counting.Counted
 	// Notices are those about the node's machine that stand; nil for none ever.
 	Notices func() []notices.Standing
 	// WriteFailed is as in Observed.

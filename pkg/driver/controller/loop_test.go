@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -172,7 +173,7 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 		Sources: Sources{
 			Cluster: func() cluster.State { return read(f, &f.state) }, Names: func() []DriverName { return nil },
 			Conditions: func() map[gpu.PCIAddress][]health.Condition { return nil }, Incomplete: func() map[string]error { return nil },
-			Lists: func() bool { return false }, Counted: func() cluster.Counted { return cluster.Counted{} }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
+			Lists: func() bool { return false }, Counted: func() counting.Counted { return counting.Counted{} }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
 			MPS:         func(context.Context) error { return read(f, &f.mps) },
 			WriteFailed: func() time.Time { return time.Time{} },
 		},

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -82,7 +83,7 @@ type Observed struct {
 	// MPS is why no MPS server can be started now; nil if one can.
 	MPS error
 	// Counted describes how the cluster counts consumption of GPUs.
-	Counted cluster.Counted
+	Counted counting.Counted
 	// Lists is set if the API server accepts list attributes.
 	Lists bool
 

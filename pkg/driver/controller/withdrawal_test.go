@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
-	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
 // listed has what is published arrive and settle, and the claims listed where a plan wants that.
@@ -217,11 +217,11 @@ func TestDesired_RestartOffersLess(t *testing.T) {
 		device func(b *bed) string
 	}{
 		"supervisor away": {func(b *bed) { b.MPS = errors.New("away") }, func(b *bed) string { return b.device(0) + "-mps" }},
-		"counters gate off": {func(b *bed) { b.Counted = cluster.Counted{Counters: errors.New("off")} },
+		"counters gate off": {func(b *bed) { b.Counted = counting.Counted{Counters: errors.New("off")} },
 			func(b *bed) string { return partition19(b.device(0), 6).Device }},
-		"shares gate off": {func(b *bed) { b.Counted = cluster.Counted{Shares: errors.New("off")} },
+		"shares gate off": {func(b *bed) { b.Counted = counting.Counted{Shares: errors.New("off")} },
 			func(b *bed) string { return b.device(0) + "-timeslice" }},
-		"shares not counted": {func(b *bed) { b.Counted = cluster.Counted{SharesBeside: errors.New("1.36.1")} },
+		"shares not counted": {func(b *bed) { b.Counted = counting.Counted{SharesBeside: errors.New("1.36.1")} },
 			func(b *bed) string { return b.device(0) + "-timeslice" }},
 		"other policy, supervisor away": {func(b *bed) {
 			b.write("default.yaml", "rules: [{tiers: [exclusive]}]")

@@ -51,7 +51,7 @@ var (
 		"dra_mig_device_uuid", "tier")
 	claimRatioDesc = usageDesc("cleave_claim_allocated_ratio",
 		"Part of a GPU that is allocated to a claim, 0 to 1: by a partition's multiprocessors, a share's memory; none where it is unknown.",
-		usedLabels[:len(usedLabels)-1]...)
+		seenLabels...)
 	gpuInfoDesc = usageDesc("cleave_gpu_info", "1 for each GPU, with its product name as the driver has it.", "gpu", "UUID", "product")
 	claimsDesc  = usageDesc("cleave_claims",
 		"Claims on the node: prepared, preparing (interrupted), or releasing (partitions remain).", "state")

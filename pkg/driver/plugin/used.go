@@ -180,7 +180,7 @@ func (c *usedCollector) keep(holdings []usage.Holding) {
 	c.tracker.Keep(holdings)
 }
 
-// used lists what was seen in the last two intervals.
+// used lists what was seen in the last two intervals, and the most that was seen before.
 func (c *usedCollector) used() []usage.Used {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,11 +200,23 @@ var (
 		"Part of a GPU's energy that is apportioned to a claim, since the plugin's start.", usedLabels...)
 	usedActiveDesc = usageDesc("cleave_claim_last_active_timestamp_seconds",
 		"Last time at which a claim may have been active, or since when it was looked at; none where its activity is not known.", usedLabels...)
+	seenLabels     = usedLabels[:len(usedLabels)-1]
+	seenMemoryDesc = usageDesc("cleave_claim_memory_used_max_bytes",
+		"Most memory that the processes of a claim were seen to use of a device.", seenLabels...)
+	seenSMDesc = usageDesc("cleave_claim_sm_active_max_ratio",
+		"Most activity of the multiprocessors that was seen between two looks, as in cleave_claim_sm_active_ratio.", seenLabels...)
+	seenMemoryForDesc = usageDesc("cleave_claim_memory_seen_seconds_total",
+		"For how long the memory of a claim was known: the most may be more in the rest of the time since the first look.", seenLabels...)
+	seenSMForDesc = usageDesc("cleave_claim_sm_seen_seconds_total",
+		"For how long the activity of a claim was known: the most may be more in the rest of the time since the first look.", seenLabels...)
+	seenSinceDesc = usageDesc("cleave_claim_first_look_timestamp_seconds",
+		"Since when a claim is looked at: since it was prepared, or since the plugin's start.", seenLabels...)
 )
 
 // Describe implements prometheus.Collector.
 func (*usedCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{usedMemoryDesc, usedSMDesc, usedDRAMDesc, usedEnergyDesc, usedActiveDesc} {
+	for _, d := range []*prometheus.Desc{usedMemoryDesc, usedSMDesc, usedDRAMDesc, usedEnergyDesc, usedActiveDesc, seenMemoryDesc,
+		seenSMDesc, seenMemoryForDesc, seenSMForDesc, seenSinceDesc} {
 		to <- d
 	}
 }
@@ -222,6 +234,7 @@ func (c *usedCollector) Collect(to chan<- prometheus.Metric) {
 		if key := strings.Join(labels, "/"); labels != nil && !sent[key] {
 			sent[key] = true
 			collectUsed(to, &u, labels)
+			collectSeen(to, &u.Seen, c.every, labels)
 		}
 	}
 }
@@ -262,4 +275,20 @@ func collectUsed(to chan<- prometheus.Metric, u *usage.Used, labels []string) {
 		at := float64(u.LastActive.UnixMilli()) / 1000
 		sendUsed(usedActiveDesc, prometheus.GaugeValue, &at, u.Source)
 	}
+}
+
+// collectSeen sends the most that was seen. A look is as long as the interval of looks: one that is late counts once, a missed one not.
+func collectSeen(to chan<- prometheus.Metric, s *usage.Seen, every time.Duration, labels []string) {
+	if s.Memory != nil {
+		send(to, seenMemoryDesc, float64(*s.Memory), labels...)
+	}
+	if s.SM != nil {
+		send(to, seenSMDesc, *s.SM, labels...)
+	}
+	send(to, seenSinceDesc, float64(s.Since.UnixMilli())/1000, labels...)
+	count := func(desc *prometheus.Desc, looks int) {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(looks)*every.Seconds(), labels...)
+	}
+	count(seenMemoryForDesc, s.MemoryLooks)
+	count(seenSMForDesc, s.SMLooks)
 }

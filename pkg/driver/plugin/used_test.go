@@ -166,8 +166,33 @@ func TestUsed_Tiers(t *testing.T) {
 		t.Errorf("lint: %v, %v", problems, err)
 	}
 	b.to.now = func() time.Time { return time.Now().Add(3 * time.Hour) }
-	if got := b.figures(); len(got) > 0 {
-		t.Errorf("figures of GPUs that are silent: %v", got)
+	for name := range b.figures() {
+		if !strings.Contains(name, "_max_") && !strings.Contains(name, "_seen_") && !strings.HasPrefix(name, "first_look") {
+			t.Errorf("figures of GPUs that are silent: %s", name)
+		}
+	}
+}
+
+// The most that was seen stays when a claim does less, or its GPU is silent, and says for how long it was seen.
+func TestUsed_Seen(t *testing.T) {
+	b := newUsedBed(t)
+	b.load(0, 100, "whole", -1, 40)
+	began := time.Now()
+	b.twoPasses()
+	between := time.Now().Add(-time.Second) // of the first two looks
+	b.load(0, 100, "whole", -1, 10)
+	b.twoPasses()
+	b.to.now = func() time.Time { return time.Now().Add(3 * time.Hour) }
+	got := b.figures()
+	for name, want := range map[string]float64{
+		"memory_used_max_bytes": 100 << 20, "sm_active_max_ratio": .4, "memory_seen_seconds_total": 4 * 3600, "sm_seen_seconds_total": 3 * 3600,
+	} {
+		if value, ok := got[name+" whole "]; !ok || math.Abs(value-want) > want/10 {
+			t.Errorf("%s is %v, %t, want %v", name, value, ok, want)
+		}
+	}
+	if first := got["first_look_timestamp_seconds whole "]; first < float64(began.UnixMilli())/1000 || first > float64(between.UnixMilli())/1000 {
+		t.Errorf("the first look was at %f, want one from %v to %v", first, began, between)
 	}
 }
 

@@ -45,17 +45,18 @@ func (t *Tracker) Keep(all []Holding) {
 	}
 }
 
-// Used lists what was seen after a time, by claim and device.
+// Used lists what was seen after a time, by claim and device. What was seen before that says no more than the most that it was.
 func (t *Tracker) Used(after time.Time) []Used {
 	var all []Used
 	for _, u := range t.used {
-		if u.At.After(after) {
-			one := *u
-			if one.SM == nil {
-				one.LastActive = nil // nobody knows what it does now
-			}
-			all = append(all, one)
+		one := *u
+		if !one.At.After(after) {
+			one = Used{Key: u.Key, At: u.At, Seen: u.Seen}
 		}
+		if one.SM == nil {
+			one.LastActive = nil // nobody knows what it does now
+		}
+		all = append(all, one)
 	}
 	slices.SortFunc(all, func(a, b Used) int { return cmp.Or(cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Device, b.Device)) })
 	return all
@@ -95,9 +96,9 @@ func sorted(keys []Key) []Key {
 // note updates a claim's figures, apart from its energy.
 func (t *Tracker) note(l *Look, i int, w *work, a gpu.Activity, source Source) {
 	key, at := l.Holdings[i].Key, l.Reading.At
-	u := &Used{Key: key, At: at, SM: a.SM, DRAM: a.DRAM, Source: source, LastActive: &at}
+	u := &Used{Key: key, At: at, SM: a.SM, DRAM: a.DRAM, Source: source, LastActive: &at, Seen: Seen{Since: at}}
 	if last := t.used[key]; last != nil {
-		u.Energy = last.Energy
+		u.Energy, u.Seen = last.Energy, last.Seen
 		if idle := a.SM != nil && *a.SM < activeFrom && (source != SourceProcess || !w.maybeActive); idle {
 			u.LastActive = last.LastActive
 		}
@@ -105,6 +106,7 @@ func (t *Tracker) note(l *Look, i int, w *work, a gpu.Activity, source Source) {
 	if !w.memoryUnknown {
 		u.Memory = &w.memory
 	}
+	u.Seen.add(u.Memory, u.SM)
 	t.used[key] = u
 }
 

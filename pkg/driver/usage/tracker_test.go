@@ -273,8 +273,9 @@ func TestTracker_IdleAndStale(t *testing.T) {
 	if got := tracker.Used(at(4)); len(got) != 1 || !got[0].LastActive.Equal(at(2)) {
 		t.Errorf("got %+v, want it idle since %v", got, at(2))
 	}
-	if got := tracker.Used(at(5)); len(got) != 0 {
-		t.Errorf("got %+v of a GPU that is silent", got)
+	want := []Used{{Key: Key{"a", "gpu"}, At: at(5), Seen: Seen{Since: at(0), Memory: ptr[uint64](0), SM: ptr(.5), MemoryLooks: 6, SMLooks: 5}}}
+	if diff := cmp.Diff(want, tracker.Used(at(5))); diff != "" {
+		t.Errorf("of a GPU that is silent (-want +got):\n%s", diff)
 	}
 	tracker.Keep(nil)
 	if got := tracker.Used(time.Time{}); len(got) != 0 {

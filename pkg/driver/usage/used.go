@@ -38,6 +38,36 @@ type Used struct {
 	Energy *float64
 	// LastActive is the last time at which it may have been active; its first look if it never was.
 	LastActive *time.Time
+	// Seen is of all looks, this one included.
+	Seen Seen
+}
+
+// Seen is the most that looks have shown of a claim's device since it was prepared, or since the tracker began.
+type Seen struct {
+	// Since is the time of the first look.
+	Since time.Time
+	// Memory and SM are the most of what was known; nil if nothing was.
+	Memory *uint64
+	SM     *float64
+	// MemoryLooks and SMLooks are the looks that knew it. In the others it may have been more.
+	MemoryLooks, SMLooks int
+}
+
+// add counts what a look has shown.
+func (s *Seen) add(memory *uint64, sm *float64) {
+	if memory != nil {
+		s.Memory, s.MemoryLooks = most(s.Memory, *memory), s.MemoryLooks+1
+	}
+	if sm != nil {
+		s.SM, s.SMLooks = most(s.SM, *sm), s.SMLooks+1
+	}
+}
+
+func most[T uint64 | float64](before *T, now T) *T {
+	if before != nil && *before >= now {
+		return before
+	}
+	return &now
 }
 
 // Owner is whose a process is.

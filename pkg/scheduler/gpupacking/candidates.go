@@ -6,9 +6,12 @@ import (
 	"sync"
 	"sync/atomic"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Candidates are a new set of the nodes to which GPUPacking narrowed a scheduling cycle in its PreFilter; nil where it sees all nodes.
@@ -27,17 +30,24 @@ type CandidateSlices struct {
 	framework.SharedDRAManager
 	// only are the nodes that it is limited to; nil for all.
 	only atomic.Pointer[sets.Set[string]]
+	// uncounted: devices are listed without the counters that they consume.
+	uncounted atomic.Bool
 	// mu protects index.
 	mu    sync.Mutex
 	index sliceIndex
 }
 
-// Limited calls a function while ResourceSlices lists those for some nodes only; nil for all nodes. It must not be called twice
-// at once: a scheduler's cycles come one after another.
-func (c *CandidateSlices) Limited(nodes sets.Set[string], call func()) {
+// Limited calls a function while ResourceSlices lists what the allocator is to see for a pod: the slices for some nodes only, nil for
+// all nodes, and where the pod asks for admin access alone, devices without counters. It must not be called twice at once: a
+// scheduler's cycles come one after another.
+func (c *CandidateSlices) Limited(pod *corev1.Pod, nodes sets.Set[string], call func()) {
 	if nodes != nil {
 		c.only.Store(&nodes)
 		defer c.only.Store(nil)
+	}
+	if (&asks{dra: c.SharedDRAManager}).onlyAdmin(pod) {
+		c.uncounted.Store(true)
+		defer c.uncounted.Store(false)
 	}
 	call()
 }
@@ -48,13 +58,16 @@ func (c *CandidateSlices) ResourceSlices() framework.ResourceSliceLister { retur
 type candidateLister struct{ *CandidateSlices }
 
 // ListWithDeviceTaintRules lists the slices of pools that have a device for a candidate, or for a node that the slice does not
-// name.
+// name, as Limited says.
 func (l candidateLister) ListWithDeviceTaintRules() ([]*resourceapi.ResourceSlice, error) {
 	all, err := l.SharedDRAManager.ResourceSlices().ListWithDeviceTaintRules()
 	if only := l.only.Load(); err == nil && only != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		all = l.index.slicesFor(all, *only)
+	}
+	if err == nil && l.uncounted.Load() {
+		all = resourcepool.WithoutCounters(all)
 	}
 	return all, err
 }

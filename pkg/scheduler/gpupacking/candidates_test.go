@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -71,7 +72,7 @@ func TestCandidateSlices_Limited(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			called := false
-			view.Limited(tt.nodes, func() {
+			view.Limited(&corev1.Pod{}, tt.nodes, func() {
 				called = true
 				if diff := cmp.Diff(tt.want, names()); diff != "" {
 					t.Errorf("slices (-want +got):\n%s", diff)
@@ -97,7 +98,7 @@ func TestCandidateSlices_Replaced(t *testing.T) {
 			nodes = []string{"node-b", "node-a"}
 		}
 		view.SharedDRAManager = listed{slices: []*resourceapi.ResourceSlice{slice("1", nodes[0], nodes[0]), slice("2", nodes[1], nodes[1])}}
-		view.Limited(sets.New("node-a"), func() {
+		view.Limited(&corev1.Pod{}, sets.New("node-a"), func() {
 			got, err := view.ResourceSlices().ListWithDeviceTaintRules()
 			if err != nil || len(got) != 1 || *got[0].Spec.NodeName != "node-a" {
 				t.Errorf("round %d: got %v and the error %v", round, got, err)
@@ -120,7 +121,7 @@ func BenchmarkCandidateSlices(b *testing.B) {
 	}
 	view, nodes := &CandidateSlices{SharedDRAManager: listed{slices: all}}, sets.New("node-1", "node-20", "node-300", "node-999")
 	for b.Loop() {
-		view.Limited(nodes, func() {
+		view.Limited(&corev1.Pod{}, nodes, func() {
 			if got, err := view.ResourceSlices().ListWithDeviceTaintRules(); err != nil || len(got) != 48 {
 				b.Fatalf("got %d slices and the error %v, want 48", len(got), err)
 			}

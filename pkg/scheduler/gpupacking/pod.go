@@ -64,8 +64,8 @@ func (a *asks) claim(pod *corev1.Pod, reference *corev1.PodResourceClaim) (*reso
 func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *resourceapi.ResourceClaimSpec, passed string) {
 	var requests []resourceapi.DeviceRequest
 	for i := range pod.Spec.InitContainers {
-		for name := range pod.Spec.InitContainers[i].Resources.Requests {
-			if a.classOf(name) != nil {
+		for name, count := range pod.Spec.InitContainers[i].Resources.Requests {
+			if !count.IsZero() && a.classOf(name) != nil {
 				return nil, passedUnpredictable
 			}
 		}
@@ -98,8 +98,8 @@ func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *reso
 // anyExtended reports whether a pod asks for extended resources that are DeviceClasses.
 func (a *asks) anyExtended(pod *corev1.Pod) bool {
 	asks := func(c corev1.Container) bool {
-		for name := range c.Resources.Requests {
-			if a.classOf(name) != nil {
+		for name, count := range c.Resources.Requests {
+			if !count.IsZero() && a.classOf(name) != nil {
 				return true
 			}
 		}

@@ -90,6 +90,7 @@ func TestPolicy_PodWarnings(t *testing.T) {
 		"all unused":         {"{containers: [{name: a}], " + claims + "}", []string{"no container names claim gpu, nic" + unused}},
 		"twice":              {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}", []string{"container a" + twice}},
 		"twice, partitions":  {"{containers: [{name: b, resources: {limits: {cpu: 1}}}, {name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/mig-1g.10gb: 1}}}], " + claims + "}", []string{"container a" + twice}},
+		"a claim, and none":  {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {nvidia.com/gpu: 0}}}, {name: b, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: '0'}}}], " + claims + "}", nil},
 		"a claim and memory": {"{containers: [{name: a, resources: {claims: [{name: gpu}, {name: nic}], limits: {memory: 1Gi, example.com/nic: 1}}}], " + claims + "}", nil},
 		"a misspelled profile": {"{containers: [{name: a, resources: {limits: {nvidia.com/mig-1g.10g: 1}}}, {name: b, resources: {limits: {nvidia.com/mig-1g.10gb.me: 1}}}]}", []string{
 			"this release of Cleave has no class for nvidia.com/mig-1g.10g: unless a class of yours or a device plugin serves it, the pod waits. See kubectl get deviceclasses -o wide"}},
@@ -143,11 +144,16 @@ func TestPolicy_ClaimWarnings(t *testing.T) {
 		"a typo":                {"requests: [" + request("mig-1g.10g.cleave.dev") + "]", unknown("mig-1g.10g.cleave.dev")},
 		"an alternative's typo": {"requests: [" + request("gpu.cleave.dev") + ", {name: s, firstAvailable: [{name: a, deviceClassName: gpus.cleave.dev}, {name: b, deviceClassName: mp.cleave.dev}]}]", unknown("gpus.cleave.dev, mp.cleave.dev")},
 		"an imported class":     {"requests: [" + request("gpu.shared.device-plugin.cleave.dev") + ", " + request("gpu.mig-parted.cleave.dev") + "]", nil},
-		"capacities":            {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {cores: 10, gpu.cleave.dev/memory: 1Gi, shares: 1}}}}, {name: s, exactly: {deviceClassName: nic.example.com, capacity: {requests: {bandwidth: 1}}}}]", nil},
+		"capacities":            {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {cores: 10, memory: 1Gi, shares: 1}}}}, {name: s, exactly: {deviceClassName: nic.example.com, capacity: {requests: {bandwidth: 1}}}}]", nil},
 		"misspelled capacities": {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {core: 10}}}}, {name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev, capacity: {requests: {gpu.cleave.dev/mem: 1}}}]}]",
 			[]string{"no device of Cleave has capacity core, gpu.cleave.dev/mem: pods wait for one that has. There are memory, cores and shares"}},
-		"another's class": {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
-		"another driver":  {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
+		"a capacity with its domain": {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {gpu.cleave.dev/memory: 1Gi}}}}]",
+			[]string{"no device of Cleave has capacity gpu.cleave.dev/memory: pods wait for one that has. There are memory, cores and shares"}},
+		"memory without a unit": {"requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 10}}}}, {name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev, capacity: {requests: {memory: 1500m}}}]}]",
+			[]string{"memory 10, 1500m is in bytes, less than any device has: write a unit, such as Gi"}},
+		"another's memory": {"requests: [{name: r, exactly: {deviceClassName: nic.example.com, capacity: {requests: {memory: 10}}}}]", nil},
+		"another's class":  {"requests: [" + request("gpu.example.com") + "], " + config("example.com"), nil},
+		"another driver":   {"requests: [" + request("mps.cleave.dev") + "], " + config("gpu.nvidia.com"), []string{"parameters for driver gpu.nvidia.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
 		"another driver, by name": {"requests: [" + request("mps.cleave.dev") + ", {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{requests: [r], opaque: {driver: nic.example.com, parameters: {a: b}}}]",
 			[]string{"parameters for driver nic.example.com are ignored: all requests that they are for are of classes of Cleave. Name driver gpu.cleave.dev"}},
 		"an alternative's, by name": {"requests: [{name: s, firstAvailable: [{name: a, deviceClassName: timeslice.cleave.dev}]}, {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{requests: [s/a], opaque: {driver: nic.example.com, parameters: {a: b}}}]",
@@ -163,7 +169,7 @@ func TestPolicy_ClaimWarnings(t *testing.T) {
 		}
 	}
 	for _, c := range nodeslices.Capacities() { // which the policy repeats
-		if got := said(t, policy, of("requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {" + c.Name + ": 1}}}}]")[0], ""); got != nil {
+		if got := said(t, policy, of("requests: [{name: r, exactly: {deviceClassName: mps.cleave.dev, capacity: {requests: {" + c.Name + ": 1Gi}}}}]")[0], ""); got != nil {
 			t.Errorf("capacity %s: %q", c.Name, got)
 		}
 	}

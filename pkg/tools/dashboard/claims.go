@@ -32,7 +32,7 @@ func (r *renderer) claimsPage(shot *fleet.Snapshot, q query) *page {
 		if !q.shows(i) {
 			continue
 		}
-		id := "claim-" + c.Namespace + "-" + c.UID
+		id := "claim-" + c.Namespace + "-" + cmp.Or(c.UID, c.Name)
 		row, version := r.claimRow(shot, id, c), r.figures.version(c.Version)
 		if !c.Allocated && i < mostReasons {
 			row.AppendChild(el("p", class("why"), r.why(c.Key(), shot.Version)))
@@ -71,6 +71,9 @@ func (r *renderer) claimText(shot *fleet.Snapshot, c *fleet.Claim) string {
 	}
 	if c.ExtendedResources {
 		words = append(words, "is:extended")
+	}
+	if c.Missing {
+		words = append(words, "is:missing")
 	}
 	if _, idle := r.figures.idleSince(c); idle {
 		words = append(words, "is:idle")
@@ -152,6 +155,9 @@ func asks(c *fleet.Claim) string {
 	for _, request := range c.Requests {
 		parts = append(parts, strings.Join(request.Asks, " or "))
 	}
+	if parts == nil && c.Template != "" {
+		return "ResourceClaimTemplate " + c.Template
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -189,11 +195,19 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 	if c.ExtendedResources {
 		fact(facts, "claim", "does not exist yet: the scheduler creates it for the pod's extended resources once they fit")
 	}
+	switch {
+	case c.Template != "":
+		fact(facts, "claim", "does not exist: it is to be created from ResourceClaimTemplate "+c.Template)
+	case c.Missing:
+		fact(facts, "claim", "does not exist")
+	}
 	if !c.Allocated {
 		fact(facts, "waits for", since(c.Created))
 	}
 	fact(facts, "created", c.Created.Format(time.DateTime)+" UTC")
-	fact(facts, "UID", c.UID)
+	if c.UID != "" {
+		fact(facts, "UID", c.UID)
+	}
 	head.AppendChild(facts)
 	var requests, devices [][]any
 	for _, request := range c.Requests {
@@ -213,7 +227,9 @@ func (r *renderer) claimHead(shot *fleet.Snapshot, c *fleet.Claim) *html.Node {
 	if c.ExtendedResources {
 		columns = []string{"Container", "Extended resource"}
 	}
-	add(head, []any{el("h2", "Requests"), table(columns, requests)})
+	if requests != nil {
+		add(head, []any{el("h2", "Requests"), table(columns, requests)})
+	}
 	if devices != nil {
 		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "GPU", "Device", "UUID", "Uses", ""}, devices)})
 	}

@@ -338,3 +338,45 @@ func attribute(n *html.Node, name string) string {
 	}
 	return ""
 }
+
+// A claim that does not exist is listed as pending, with what its template asks for, and each has a row and a page of its own.
+func TestClaims_Missing(t *testing.T) {
+	shot := busyShot(1)
+	created := shot.Claims[0].Created
+	shot.Claims = append(shot.Claims,
+		&fleet.Claim{Namespace: "team", Name: "web-gpu-", Created: created, Version: 1, Pods: []string{"web"}, Missing: true, Template: "one",
+			Requests: []fleet.Request{{Name: "gpu", Asks: []string{"mps.cleave.dev"}}}},
+		&fleet.Claim{Namespace: "team", Name: "web-typo-", Created: created, Version: 1, Pods: []string{"web"}, Missing: true, Template: "two"},
+		&fleet.Claim{Namespace: "team", Name: "shared", Created: created, Version: 1, Pods: []string{"a", "b"}, Missing: true})
+	s := newServer(t, newFakeSource(shot), Config{})
+	var rows []string
+	walk(t, get(s, "/claims?q=is:missing").Body.String(), func(n *html.Node) {
+		if n.Data == "li" && strings.HasPrefix(attribute(n, "id"), "claim-") {
+			rows = append(rows, attribute(n, "id"))
+		}
+		if n.Data == "span" && attribute(n, "class") == "asks" && n.FirstChild != nil {
+			rows = append(rows, n.FirstChild.Data)
+		}
+	})
+	if diff := cmp.Diff([]string{"claim-team-web-gpu-", "mps.cleave.dev", "claim-team-web-typo-", "ResourceClaimTemplate two", "claim-team-shared"}, rows); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	for path, facts := range map[string][]string{
+		"/claims/team/web-gpu-":  {"pods: web", "claim: does not exist: it is to be created from ResourceClaimTemplate one", "Requests"},
+		"/claims/team/web-typo-": {"pods: web", "claim: does not exist: it is to be created from ResourceClaimTemplate two"},
+		"/claims/team/shared":    {"pods: a, b", "claim: does not exist"},
+	} {
+		var got []string
+		walk(t, get(s, path).Body.String(), func(n *html.Node) {
+			switch {
+			case n.Data == "dt" && slices.Contains([]string{"pods", "claim", "UID"}, n.FirstChild.Data):
+				got = append(got, n.FirstChild.Data+": "+n.NextSibling.FirstChild.Data)
+			case n.Data == "h2" && n.FirstChild.Data == "Requests":
+				got = append(got, "Requests")
+			}
+		})
+		if diff := cmp.Diff(facts, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+}

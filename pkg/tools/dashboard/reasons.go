@@ -194,13 +194,13 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 	return section
 }
 
-// command asks the same of the program, where it has more of the cluster: pods that run, templates, quotas.
+// command asks the same of the program, where it has more of the cluster: pods that run, their Events.
 func command(subject string) *html.Node {
 	kind, key, _ := strings.Cut(subject, " ")
 	namespace, name, _ := strings.Cut(key, "/")
 	what, more := "claim", "The same as text: "
 	if kind == "Pod" {
-		what, more = "pod", "More, such as quotas and who could be evicted: "
+		what, more = "pod", "More, such as who could be evicted: "
 	}
 	return el("p", class("note"), more, el("code", fmt.Sprintf("cleave explain %s -n %s %s", what, namespace, name)))
 }

@@ -36,6 +36,9 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 		return known
 	}
 	published := slices.Concat(s.slices, s.rest) // a pool is complete with them
+	if c.unlimited {
+		published = resourcepool.WithoutCounters(published)
+	}
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}

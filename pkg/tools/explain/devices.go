@@ -92,9 +92,9 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *resourceapi.Resource
 	if u != nil && u.exclusive && !r.admin {
 		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
 	}
-	if !resourcepool.IsShared(d) || u == nil {
+	if (!resourcepool.IsShared(d) || u == nil) && !r.uncounted {
 		if missing, by := p.lacks(d); missing != nil {
-			return &Cause{Kind: Counter, Missing: missing, Claims: by}
+			return &Cause{Kind: Counter, Missing: missing, Claims: by, admin: r.admin}
 		}
 	}
 	if resourcepool.IsShared(d) {

@@ -30,13 +30,14 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		}
 		return e, nil
 	}
-	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}}
+	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}, unlimited: q.uncounted()}
 	for _, claim := range q.claims {
 		if claim.Status.Allocation != nil {
 			continue
 		}
 		s.claims = append(s.claims, claim)
 		for _, r := range requestsOf(claim) {
+			r.uncounted = s.unlimited
 			s.requests = append(s.requests, r)
 			e.Requests = append(e.Requests, r.ask())
 			if c.class(r.class) == nil {
@@ -50,7 +51,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 			return nil, err
 		}
 		if fit {
-			e.State = s.fitting(&fixed)
+			s.fitting(ctx, e, &fixed)
 			e.Notes = append(slices.Clip(e.Notes), q.scarce(s.fitted)...)
 		}
 	}
@@ -58,7 +59,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	case len(q.claims)+len(fixed) == 0:
 		e.State = NoClaims
 	case len(q.claims) == 0:
-		e.State = s.fitting(&fixed)
+		s.fitting(ctx, e, &fixed)
 	}
 	if e.State == Refused && q.says != "" {
 		e.Notes = append(slices.Clip(e.Notes), "The scheduler says: "+q.says)
@@ -70,6 +71,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 		if e.Outlook == Never {
 			s.explainNames(e)
 		}
+		e.Notes = append(slices.Clip(e.Notes), c.uncountedNotes(e.Limits)...)
 		e.Alternatives = s.alternatives(ctx)
 		if len(fixed) == 0 {
 			e.Eviction = s.eviction(ctx)
@@ -96,21 +98,19 @@ func (c *Cluster) fixed(q *Question) (fixed causes) {
 	return fixed
 }
 
-// fitting is the state of claims that a node serves, or that have their devices.
-func (s *search) fitting(fixed *causes) State {
+// fitting answers for claims that a node serves, or that have their devices.
+func (s *search) fitting(ctx context.Context, e *Explanation, fixed *causes) {
 	if slices.ContainsFunc(*fixed, func(c *Cause) bool { return !c.isWait() }) {
-		return Refused
+		return
 	}
-	if s.question.says != "" {
-		fixed.add(Cause{Kind: SchedulerSays, name: s.question.says})
-	}
+	e.Notes = append(slices.Clip(e.Notes), verdict{s}.add(ctx, fixed)...)
 	switch {
 	case len(*fixed) > 0:
-		return Waits
+		e.State = Waits
 	case len(s.claims) == 0:
-		return Allocated
+		e.State = Allocated
 	default:
-		return Fits
+		e.State = Fits
 	}
 }
 
@@ -131,6 +131,8 @@ type search struct {
 	open []*site
 	// short are the requests that a node could not serve by itself.
 	short map[*request]bool
+	// unlimited: counters refuse nothing.
+	unlimited bool
 }
 
 // nodes looks at every node. It reports whether one fits.

@@ -99,6 +99,8 @@ const (
 	Gated Kind = "schedulingGates"
 	// NoScheduler is a pod that no scheduler has looked at.
 	NoScheduler Kind = "noScheduler"
+	// SchedulerIgnores is a scheduler that counts no counters or shares, so that it finds none of the devices that fit.
+	SchedulerIgnores Kind = "schedulerIgnores"
 	// SchedulerSays is the scheduler's own reason, where it is not devices.
 	SchedulerSays Kind = "schedulerSays"
 	// Quota is a ResourceQuota that leaves too little for a claim, or for the pod.
@@ -153,6 +155,8 @@ const (
 	Together Kind = "together"
 	// Timeout is a search that took too long.
 	Timeout Kind = "timeout"
+	// NotCounted are devices that nodes do not offer, as the cluster does not count them.
+	NotCounted Kind = "notCounted"
 	// NoNode are the pod's selectors and tolerations, which leave it no node.
 	NoNode Kind = "noNode"
 
@@ -206,9 +210,10 @@ type Cause struct {
 	// where says where name is written.
 	where  string
 	age    time.Duration
-	remedy string // of a limit
+	remedy string // of a limit, or of what a scheduler says
 	// known are names that name could have been meant for, or that are used in its place.
 	known []string
+	admin bool // access, which takes nothing
 }
 
 // Mismatch is a selector that refuses devices.

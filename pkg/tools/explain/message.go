@@ -29,7 +29,7 @@ func (c *Cause) describe(nodes int) {
 		return
 	}
 	switch c.Kind {
-	case Gated, NotCreated, NoScheduler, SchedulerSays, Quota:
+	case Gated, NotCreated, NoScheduler, SchedulerSays, SchedulerIgnores, Quota, NotCounted:
 		c.describeWait()
 	case ClaimMissing, TemplateMissing, ClaimBusy, NotAllocated, ClassMissing, Invalid:
 		c.describeObject()
@@ -149,6 +149,10 @@ func (c *Cause) describeDevices(nodes int) {
 			overlap = "1 device overlaps"
 		}
 		c.Message = fmt.Sprintf("%s with allocations of %s", overlap, claimsText(c.Claims))
+		if c.admin {
+			c.Remedy = "admin access takes nothing, but kube-scheduler counts it (kubernetes/kubernetes#140729): use cleave-scheduler, " +
+				"or a policy that offers whole GPUs alone: docs/recipes.md"
+		}
 	case Share:
 		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
 	case Count:

@@ -9,8 +9,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -25,6 +27,10 @@ type Objects struct {
 	Rules   []*resourceapi.DeviceTaintRule
 	// Features are those of the scheduler's allocator; none for those of resourcepool.Features.
 	Features structured.Features
+	// Release is the API server's, and taken for the scheduler's; nil where it is not known. Counted is what it fails to count, and nodes
+	// therefore do not offer.
+	Release *version.Version
+	Counted counting.Counted
 	// Now is the time of the question; zero where the age of pods is of no matter.
 	Now time.Time
 	// Running are the pods; nil where nobody asks who could be evicted.

@@ -67,13 +67,18 @@ func (c *Cluster) kindOfClass(name string) string {
 	return ""
 }
 
-// whyNot is why no node may offer the devices of a class of the driver.
-func (c *Cluster) whyNot(name string) string {
+// offered is the type of device of a class of the driver; empty for other classes.
+func (c *Cluster) offered(name string) string {
 	if class := c.class(name); class == nil || !resourcepool.SelectsDriver(class, c.Driver) {
 		return ""
 	}
+	return c.kindOfClass(name)
+}
+
+// whyNot is why no node may offer the devices of a class of the driver.
+func (c *Cluster) whyNot(name string) string {
 	const instead = ": ask for what is offered below, or change a policy, docs/policy.md"
-	switch c.kindOfClass(name) {
+	switch c.offered(name) {
 	case "":
 		return ""
 	case "mig-mps", "mig-timeslice":

@@ -146,7 +146,14 @@ func (p *prospect) limits(where string) []Cause {
 		limits = causes{{Kind: Together, want: int64(len(p.requests))}}
 	}
 	for _, c := range limits {
-		if c.limit = where; c.Kind == ClassSelector {
+		if c.limit = where; c.Kind != ClassSelector {
+			continue
+		}
+		why := p.uncounted(p.offered(c.name))
+		for _, err := range why {
+			limits.add(Cause{Kind: NotCounted, Claim: c.Claim, Request: c.Request, name: err.Error()})
+		}
+		if len(why) == 0 {
 			c.remedy = p.whyNot(c.name)
 		}
 	}

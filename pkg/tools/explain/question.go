@@ -95,6 +95,11 @@ func (q *Question) asks(in Namespace, o Objects) {
 		}
 	}
 	q.charge(in, o, created)
+	for _, t := range created {
+		if !q.planned {
+			q.causes = append(q.causes, Cause{Kind: NotCreated, name: t.Name})
+		}
+	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil && in.Claims[status.ResourceClaimName] != nil {
 		q.claims = append(q.claims, in.Claims[status.ResourceClaimName])
 	} else if claim := q.extended(o); claim != nil {
@@ -138,9 +143,6 @@ func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) *resourc
 	if template == nil {
 		q.causes = append(q.causes, Cause{Kind: TemplateMissing, name: *ref.ResourceClaimTemplateName})
 		return nil
-	}
-	if !q.planned {
-		q.causes = append(q.causes, Cause{Kind: NotCreated, name: template.Name})
 	}
 	q.claims = append(q.claims, withDefaults(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: ref.Name}, Spec: template.Spec.Spec}))

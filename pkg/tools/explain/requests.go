@@ -23,6 +23,8 @@ type request struct {
 	capacity    map[resourceapi.QualifiedName]resource.Quantity
 	tolerations []resourceapi.DeviceToleration
 	admin       bool
+	// uncounted: the pod's scheduler lets it have devices whatever their counters have left.
+	uncounted bool
 	// alone is the request in a claim of its own, without constraints, for one device.
 	alone *resourceapi.ResourceClaim
 }

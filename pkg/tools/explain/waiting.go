@@ -21,6 +21,20 @@ const soon = 30 * time.Second
 // foreignSchedulers embed allocators of their own choice, by the names that their charts give them.
 var foreignSchedulers = []string{"kai-scheduler", "volcano"}
 
+// uncounted reports whether the claims are for admin access alone, and the pod's scheduler gives it whatever counters have left, as
+// cleave-scheduler does and kube-scheduler does not (kubernetes/kubernetes#140729).
+func (q *Question) uncounted() bool {
+	if q.pod == nil || slices.Contains(append([]string{"", corev1.DefaultSchedulerName}, foreignSchedulers...), q.pod.Spec.SchedulerName) {
+		return false
+	}
+	for _, claim := range q.claims {
+		if slices.ContainsFunc(requestsOf(claim), func(r *request) bool { return !r.admin }) {
+			return false
+		}
+	}
+	return true
+}
+
 // waits adds what the pod waits for, whatever devices are free.
 func (q *Question) waits(in Namespace, o Objects) {
 	pod := q.pod
@@ -70,7 +84,7 @@ func timeOf(e *corev1.Event) time.Time {
 
 // isWait reports whether a cause leaves the devices alone: those are free, and yet the pod waits.
 func (c *Cause) isWait() bool {
-	return slices.Contains([]Kind{Gated, NoScheduler, SchedulerSays, NotCreated, Quota}, c.Kind)
+	return slices.Contains([]Kind{Gated, NoScheduler, SchedulerSays, SchedulerIgnores, NotCreated, Quota}, c.Kind)
 }
 
 // schedulers are those that pods of the cluster name which have a node, the most frequent first.
@@ -123,6 +137,8 @@ func (c *Cause) describeWait() {
 	case Quota:
 		c.Message, c.Remedy = c.name, "wait until others of the namespace end, ask for less, or for a higher quota"
 	case SchedulerSays:
-		c.Message = "the scheduler says: " + c.name
+		c.Message, c.Remedy = "the scheduler says: "+c.name, c.remedy
+	case SchedulerIgnores, NotCounted:
+		c.Message, c.Remedy = c.name, c.remedy
 	}
 }

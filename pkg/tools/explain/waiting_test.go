@@ -218,3 +218,37 @@ func TestExplain_PlannedScheduler(t *testing.T) {
 		}
 	}
 }
+
+// Admin access takes nothing, and yet kube-scheduler refuses it where counters have too little left (kubernetes/kubernetes#140729).
+func TestExplain_AdminAccess(t *testing.T) {
+	for name, tt := range map[string]struct {
+		scheduler string
+		more      []resourceapi.DeviceRequest
+		state     State
+	}{
+		"kube-scheduler":         {"", nil, Refused},
+		"kube-scheduler by name": {"default-scheduler", nil, Refused},
+		"another":                {"volcano", nil, Refused},
+		"cleave-scheduler":       {"cleave-scheduler", nil, Fits},
+		"cleave-scheduler, and an ordinary device": {"cleave-scheduler", []resourceapi.DeviceRequest{asks("mig-1g.10gb.cleave.dev", 1)}, Refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "hgx-h100")
+			b.allocate("node-1", "small", asks("mig-1g.10gb.cleave.dev", 1))
+			r := asks("gpu.cleave.dev", 0)
+			r.Name, r.Exactly.AllocationMode, r.Exactly.AdminAccess = "all", resourceapi.DeviceAllocationModeAll, new(true)
+			pod := podOf("launcher")
+			pod.Spec.SchedulerName = tt.scheduler
+			e := b.explain(AboutPod(pod, namespace(claim("launcher", append(tt.more, r)...)), b.Objects))
+			var text strings.Builder
+			b.must(e.Print(&text, false))
+			if e.State != tt.state {
+				t.Errorf("got %s, want %s:\n%s", e.State, tt.state, &text)
+			}
+			const says = "1 device overlaps with allocations of team/small"
+			if text := text.String(); strings.Contains(text, says) != (tt.state == Refused) || strings.Contains(text, "use cleave-scheduler") != (tt.state == Refused) {
+				t.Errorf("want the cause %q and what helps where it is refused, in\n%s", says, text)
+			}
+		})
+	}
+}

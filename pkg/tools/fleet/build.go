@@ -38,7 +38,7 @@ func (s *Source) build(ctx context.Context) {
 	s.mu.Unlock()
 	next.Nodes = s.nodes(ctx, old, changed, next.Version)
 	next.Claims = s.claims(old, changed, next.Version)
-	if old.Version > 0 && slices.Equal(next.Nodes, old.Nodes) && slices.Equal(next.Claims, old.Claims) &&
+	if old.Version > 0 && !changed.reasons && slices.Equal(next.Nodes, old.Nodes) && slices.Equal(next.Claims, old.Claims) &&
 		slices.Equal(next.Notices, old.Notices) {
 		return
 	}
@@ -196,7 +196,7 @@ func (s *Source) claims(old *Snapshot, changed dirty, version uint64) []*Claim {
 	if changed.all { // those that were there, too: they may have been deleted meanwhile
 		all := slices.Concat(s.watches.claims.GetStore().ListKeys(), slices.Collect(maps.Keys(have)), keys)
 		for _, p := range listed[corev1.Pod](s.watches.pods) {
-			all = append(all, extendedKey(p))
+			all = append(append(all, extendedKey(p)), claimsOf(p)...)
 		}
 		keys = slices.Compact(slices.Sorted(slices.Values(all)))
 	}
@@ -221,7 +221,7 @@ func (s *Source) claims(old *Snapshot, changed dirty, version uint64) []*Claim {
 	})
 }
 
-// row is that of a claim, or of a pod that will get one; nil if there is none that concerns the driver.
+// row is that of a claim, or of pods that wait for one that does not exist; nil if there is none that concerns the driver.
 func (s *Source) row(key string) *Claim {
 	if object, err := s.Claim(key); err == nil {
 		if !s.watches.concerns(object) {
@@ -230,9 +230,11 @@ func (s *Source) row(key string) *Claim {
 		return s.claimOf(object)
 	}
 	if p := s.watches.extendedPod(key); p != nil {
-		return s.watches.extendedClaim(p)
+		if c := s.watches.extendedClaim(p); c != nil {
+			return c
+		}
 	}
-	return nil
+	return s.watches.missingClaim(key)
 }
 
 // Claim is the object of a claim, "namespace/name". It must not be changed.
@@ -244,14 +246,18 @@ func (s *Source) Claim(key string) (*resourceapi.ResourceClaim, error) {
 	return o.(*resourceapi.ResourceClaim), nil
 }
 
-// concerns reports whether a claim has or wants devices of the driver. What a class selects is not known, but the classes of
-// a driver name it.
+// concerns reports whether a claim has or wants devices of the driver.
 func (w *watches) concerns(c *resourceapi.ResourceClaim) bool {
 	if c.Status.Allocation != nil {
 		return len(w.pools(c)) > 0
 	}
-	for i := range c.Spec.Devices.Requests {
-		for _, a := range asksOf(&c.Spec.Devices.Requests[i]) {
+	return w.wanted(c.Spec.Devices.Requests)
+}
+
+// wanted reports whether requests are for devices of the driver. What a class selects is not known, but the classes of a driver name it.
+func (w *watches) wanted(requests []resourceapi.DeviceRequest) bool {
+	for i := range requests {
+		for _, a := range asksOf(&requests[i]) {
 			if w.classes == nil {
 				return true
 			}
@@ -293,18 +299,24 @@ func asksOf(r *resourceapi.DeviceRequest) []ask {
 	return all
 }
 
+// requestsOf are requests in words.
+func requestsOf(requests []resourceapi.DeviceRequest) []Request {
+	all := []Request{}
+	for i := range requests {
+		r := Request{Name: requests[i].Name, Asks: []string{}}
+		for _, a := range asksOf(&requests[i]) {
+			r.Asks = append(r.Asks, a.String())
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
 // claimOf is a claim's row.
 func (s *Source) claimOf(o *resourceapi.ResourceClaim) *Claim {
 	c := &Claim{
 		Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.UTC(),
-		Allocated: o.Status.Allocation != nil, Deleting: o.DeletionTimestamp != nil, Requests: []Request{},
-	}
-	for i := range o.Spec.Devices.Requests {
-		r := Request{Name: o.Spec.Devices.Requests[i].Name, Asks: []string{}}
-		for _, a := range asksOf(&o.Spec.Devices.Requests[i]) {
-			r.Asks = append(r.Asks, a.String())
-		}
-		c.Requests = append(c.Requests, r)
+		Allocated: o.Status.Allocation != nil, Deleting: o.DeletionTimestamp != nil, Requests: requestsOf(o.Spec.Devices.Requests),
 	}
 	for _, user := range o.Status.ReservedFor {
 		if user.Resource == "pods" {

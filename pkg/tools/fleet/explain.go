@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -21,32 +22,23 @@ import (
 func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explain.Explanation, error) {
 	questions := map[string]*explain.Question{}
 	var asked []*explain.Question
-	objects := explain.Objects{
+	a := &asker{watches: &s.watches, namespaces: map[string]explain.Namespace{}, objects: explain.Objects{
 		Driver: s.config.Driver, Now: time.Now(), Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
 		Classes: listed[resourceapi.DeviceClass](s.watches.classes), Rules: listed[resourceapi.DeviceTaintRule](s.watches.rules),
-	}
+	}}
 	for _, key := range keys {
 		if questions[key] != nil {
 			continue
 		}
-		if c, err := s.Claim(key); err == nil {
-			if questions[key] = explain.AboutClaim(c); c.Status.Allocation == nil {
-				if p := s.watches.podOf(key); p != nil {
-					questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), namespaceOf(p.Namespace, objects.Claims), objects)
-				}
-			}
-		} else if p := s.watches.extendedPod(key); p != nil {
-			questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), explain.Namespace{}, objects)
-		} else {
-			continue
+		if q := a.question(s, key); q != nil {
+			questions[key], asked = q, append(asked, q)
 		}
-		asked = append(asked, questions[key])
 	}
 	answers := map[string]*explain.Explanation{}
 	if asked == nil {
 		return answers, nil
 	}
-	cluster, kept := explain.NewCluster(objects, asked...), structured.Features{}
+	cluster, kept := explain.NewCluster(a.objects, asked...), structured.Features{}
 	for _, p := range listed[packedSlice](s.watches.slices) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -61,7 +53,7 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 		})
 		cluster.AddSlice(slice)
 	}
-	cluster.Features = s.features(kept)
+	s.scheduler(&cluster.Objects, kept)
 	for _, key := range keys {
 		if questions[key] == nil || answers[key] != nil {
 			continue
@@ -75,28 +67,18 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 	return answers, nil
 }
 
-// features are those of the scheduler's allocator: of the API server's release, and what its slices show that it keeps. cleave explain
-// asks for the latter by a dry run; here nothing is written, not even so.
-func (s *Source) features(kept structured.Features) structured.Features {
+// scheduler sets what the scheduler's allocator can do, and what the cluster does not count: by the API server's release, and by what its
+// slices show that it keeps. cleave explain asks for the latter by a dry run; here nothing is written, not even so.
+func (s *Source) scheduler(o *explain.Objects, kept structured.Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.release == nil {
-		return resourcepool.Features()
+	if o.Features = resourcepool.Features(); s.release == nil {
+		return
 	}
 	f := resourcepool.FeaturesOf(s.release)
 	f.PartitionableDevices = f.PartitionableDevices || kept.PartitionableDevices
 	f.ConsumableCapacity = f.ConsumableCapacity || kept.ConsumableCapacity
-	return f
-}
-
-func namespaceOf(namespace string, claims []*resourceapi.ResourceClaim) explain.Namespace {
-	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
-	for _, c := range claims {
-		if c.Namespace == namespace {
-			in.Claims[c.Name] = c
-		}
-	}
-	return in
+	o.Features, o.Release, o.Counted = f, s.release, counting.Of(s.release, f.PartitionableDevices, f.ConsumableCapacity)
 }
 
 // machines are the Nodes as far as claims depend on them; by their slices, where Nodes cannot be read.

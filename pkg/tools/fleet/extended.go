@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -32,7 +31,16 @@ func (s *Source) pendingPods() resource {
 	waiting := fields.OneTermEqualSelector("spec.nodeName", "").String()
 	return resource{
 		kind: "Pods", informer: &s.watches.pods, example: &corev1.Pod{}, transform: shrinkPod,
-		indexers: cache.Indexers{byClaim: func(o any) ([]string, error) { return claimsOf(o.(*corev1.Pod)), nil }},
+		indexers: cache.Indexers{
+			byClaim:    func(o any) ([]string, error) { return claimsOf(o.(*corev1.Pod)), nil },
+			byTemplate: func(o any) ([]string, error) { return uncreated(o.(*corev1.Pod)), nil },
+			byWithout: func(o any) ([]string, error) {
+				if p := o.(*corev1.Pod); len(uncreated(p)) > 0 {
+					return []string{p.Namespace}, nil
+				}
+				return nil, nil
+			},
+		},
 		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = waiting
 			return pods.List(ctx, o)
@@ -42,7 +50,7 @@ func (s *Source) pendingPods() resource {
 			return pods.Watch(ctx, o)
 		},
 		handler: onChange(podChanged, s.mark),
-		missing: "Pending pods with extended resources are not shown, and claims are explained without their pods",
+		missing: "Pending pods with extended resources, or without their claims, are not shown, and claims are explained without their pods",
 	}
 }
 
@@ -56,25 +64,18 @@ func podChanged(d *dirty, p *corev1.Pod) {
 
 // waiting adds the names of pods that wait for a claim.
 func (w *watches) waiting(claim string, names []string) []string {
-	if w.pods == nil {
-		return names
-	}
-	found, err := w.pods.GetIndexer().ByIndex(byClaim, claim)
-	if err != nil {
-		return names // there is such an index
-	}
-	for _, o := range found {
-		names = append(names, o.(*corev1.Pod).Name)
+	for _, p := range w.podsBy(byClaim, claim) {
+		names = append(names, p.Name)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// claimsOf are the keys of a pod's claims that are known by name.
+// claimsOf are the keys of a pod's claims, created or not.
 func claimsOf(p *corev1.Pod) (keys []string) {
 	for i := range p.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
-			keys = append(keys, p.Namespace+"/"+*name)
+		if key, _ := claimKey(p, &p.Spec.ResourceClaims[i]); key != "" {
+			keys = append(keys, key)
 		}
 	}
 	return keys
@@ -117,24 +118,14 @@ func asking(all []corev1.Container) (some []corev1.Container) {
 	return some
 }
 
-// podOf is the pod that waits for a claim; nil if there is none, several, or one with claims that are not created yet: then it is not
-// known what it waits for.
+// podOf is the pod that waits for a claim; nil if there is none, several, or one with claims of templates that cannot be read: then it is
+// not known what it waits for.
 func (w *watches) podOf(claim string) *corev1.Pod {
-	if w.pods == nil {
+	pods := w.podsBy(byClaim, claim)
+	if len(pods) != 1 || w.templates == nil && len(uncreated(pods[0])) > 0 {
 		return nil
 	}
-	found, err := w.pods.GetIndexer().ByIndex(byClaim, claim)
-	if err != nil || len(found) != 1 {
-		return nil
-	}
-	p := found[0].(*corev1.Pod)
-	created := func(ref *corev1.PodResourceClaim) bool { _, _, err := resourceclaim.Name(p, ref); return err == nil }
-	for i := range p.Spec.ResourceClaims {
-		if !created(&p.Spec.ResourceClaims[i]) {
-			return nil
-		}
-	}
-	return p
+	return pods[0]
 }
 
 // extendedPod is the pod that waits for a claim of this key, "namespace/name"; nil if there is none.

@@ -166,10 +166,11 @@ func TestSource_ExplainPods(t *testing.T) {
 		e.Causes[0].Kind != explain.NoScheduler || e.Groups[0].Causes[0].Kind != explain.NodeAffinity {
 		t.Errorf("a claim with a pod: got %+v", e)
 	}
-	for key, want := range map[string]string{"dev/second": "ResourceClaim dev/second", "dev/third": "ResourceClaim dev/third"} {
-		if e := got[key]; e.Subject != want || e.State != explain.Fits {
-			t.Errorf("of several pods, or one whose claims are not all there: got %+v", e)
-		}
+	if e := got["dev/second"]; e.Subject != "ResourceClaim dev/second" || e.State != explain.Fits {
+		t.Errorf("a claim of several pods: got %+v", e)
+	}
+	if e := got["dev/third"]; e.Subject != "Pod dev/unborn" || e.Causes[0].Kind != explain.TemplateMissing {
+		t.Errorf("a claim of a pod whose other claim cannot be created: got %+v", e)
 	}
 }
 

@@ -93,8 +93,9 @@ const (
 
 // Claim is a claim that is allocated devices of the driver, or that waits for them.
 type Claim struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// UID is empty for a claim that does not exist.
 	UID       string    `json:"uid"`
 	Created   time.Time `json:"created"`
 	Allocated bool      `json:"allocated"`
@@ -107,6 +108,10 @@ type Claim struct {
 	// ExtendedResources is set for what a pod requests as extended resources: the scheduler creates the claim together with its
 	// allocation, so that this one does not exist. Its requests are named like the pod's containers.
 	ExtendedResources bool `json:"extendedResources,omitempty"`
+	// Missing is set for a claim that pods wait for and that does not exist. Template is the ResourceClaimTemplate from which it is to be
+	// created; its name then lacks the end, and there are no requests if the template does not exist, either.
+	Missing  bool   `json:"missing,omitempty"`
+	Template string `json:"template,omitempty"`
 	// Version is that of the snapshot in which the claim last changed.
 	Version uint64 `json:"-"`
 }

@@ -24,7 +24,7 @@ type Config struct {
 	Client kubernetes.Interface
 	// Driver is the name of the DRA driver.
 	Driver string
-	// Pods are watched for those that request extended resources and wait.
+	// Pods are watched for those that request extended resources, or whose claims do not exist, and wait.
 	Pods bool
 	// Version asks the API server for its release, which is a sign of life, too; nil to do without both.
 	Version func(ctx context.Context) (*apiversion.Info, error)
@@ -61,6 +61,8 @@ type Source struct {
 type dirty struct {
 	nodes, claims map[string]bool
 	all           bool
+	// reasons is set for a change of what claims wait for, which no row shows.
+	reasons bool
 }
 
 func newDirty() dirty { return dirty{nodes: map[string]bool{}, claims: map[string]bool{}} }

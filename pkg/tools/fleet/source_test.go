@@ -307,14 +307,15 @@ func TestSource_ExplainByRelease(t *testing.T) {
 		tainted  bool
 		counters bool
 		want     explain.State
+		says     string // of the scheduler, and of what the cluster does not count
 	}{
-		"not known":            {"", true, true, explain.Refused},
-		"no release":           {"main", true, true, explain.Refused},
-		"taints":               {"v1.37.2", true, true, explain.Refused},
-		"taints ignored":       {"v1.35.4-eks-1", true, true, explain.Fits},
-		"counters kept":        {"v1.35.4", false, true, explain.Fits},
-		"counters not kept":    {"v1.35.4", false, false, explain.Fits},
-		"counters, by default": {"v1.36.2", false, true, explain.Fits},
+		"not known":            {"", true, true, explain.Refused, ""},
+		"no release":           {"main", true, true, explain.Refused, ""},
+		"taints":               {"v1.37.2", true, true, explain.Refused, ""},
+		"taints ignored":       {"v1.35.4-eks-1", true, true, explain.Fits, "The scheduler of Kubernetes 1.35.4 ignores"},
+		"counters kept":        {"v1.35.4", false, true, explain.Fits, "The scheduler of Kubernetes 1.35.4 ignores"},
+		"counters not kept":    {"v1.35.4", false, false, explain.Fits, ""},
+		"counters, by default": {"v1.36.2", false, true, explain.Fits, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(classOf("gpu.cleave.dev", testDriver), machineOf("a"), claimed("dev", "waits", "gpu.cleave.dev", ""))
@@ -341,8 +342,9 @@ func TestSource_ExplainByRelease(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if e := got["dev/waits"]; e == nil || e.State != tt.want {
-				t.Errorf("got %+v, want %s", e, tt.want)
+			if e := got["dev/waits"]; e == nil || e.State != tt.want || strings.Contains(fmt.Sprint(e.Notes), "ignores") != (tt.says != "") ||
+				!strings.Contains(fmt.Sprint(e.Notes), tt.says) {
+				t.Errorf("got %+v, want %s and %q", e, tt.want, tt.says)
 			}
 		})
 	}

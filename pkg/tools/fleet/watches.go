@@ -20,12 +20,12 @@ import (
 type watches struct {
 	driver string
 
-	slices, claims, nodes, rules, classes, pods cache.SharedIndexInformer
+	slices, claims, nodes, rules, classes, pods, templates, quotas cache.SharedIndexInformer
 }
 
 func (w *watches) all() []cache.SharedIndexInformer {
 	var all []cache.SharedIndexInformer
-	for _, i := range []cache.SharedIndexInformer{w.slices, w.claims, w.nodes, w.rules, w.classes, w.pods} {
+	for _, i := range []cache.SharedIndexInformer{w.slices, w.claims, w.nodes, w.rules, w.classes, w.pods, w.templates, w.quotas} {
 		if i != nil {
 			all = append(all, i)
 		}
@@ -125,7 +125,7 @@ func (s *Source) resources() []resource {
 		missing: "Pending claims of other drivers are listed, too",
 	}}
 	if s.config.Pods {
-		all = append(all, s.pendingPods())
+		all = append(append(all, s.pendingPods()), aboutMissing(s)...)
 	}
 	return all
 }

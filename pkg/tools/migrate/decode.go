@@ -3,6 +3,7 @@
 package migrate
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,8 @@ func decode(data []byte, into any) error {
 		return v1alpha1.Problems{errEmpty}
 	case len(documents) > 1:
 		return v1alpha1.Problems{fmt.Errorf("there are several documents, the second at line %d: import each alone", documents[1].Line)}
+	case documents[0].Err != nil && bytes.Contains(data, []byte("{{")):
+		return v1alpha1.Problems{fmt.Errorf("it is a template of a Helm chart, which helm template fills: %w", documents[0].Err)}
 	case documents[0].Err != nil:
 		return v1alpha1.Problems{documents[0].Err}
 	}
@@ -38,6 +41,9 @@ func decode(data []byte, into any) error {
 	if _, kubernetes := object["apiVersion"]; kubernetes {
 		return v1alpha1.Problems{errors.New("apiVersion: it is a Kubernetes object, of which only a ConfigMap can be imported")}
 	}
+	if is := otherFile(object); is != "" {
+		return v1alpha1.Problems{errors.New(is)}
+	}
 	err = v1alpha1.DecodeFields(raw, into)
 	if err == nil {
 		return nil
@@ -48,6 +54,21 @@ func decode(data []byte, into any) error {
 		problems = append(problems, hinted(problem, known))
 	}
 	return problems
+}
+
+// otherFile says what a file is that is often taken for a configuration, by its keys, and what to import; empty for others.
+func otherFile(object map[string]json.RawMessage) string {
+	has := func(key string) bool { _, ok := object[key]; return ok }
+	switch {
+	case has("devicePlugin") || has("migManager"):
+		return "they are values of the GPU operator's Helm chart: import the ConfigMap that devicePlugin.config.name or " +
+			"migManager.config.name names"
+	case has("config") && !has("version"):
+		return "they are values of the device plugin's Helm chart: import each entry of config.map as a file of its own"
+	case has("items") || has("kind") || has("metadata"):
+		return "it is a Kubernetes object without apiVersion: a ConfigMap has apiVersion: v1"
+	}
+	return ""
 }
 
 // fieldsOf lists the paths of all fields of a type, lists without their indexes.

@@ -2,7 +2,11 @@
 
 package resourcepool
 
-import resourceapi "k8s.io/api/resource/v1"
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
 
 // CounterID identifies a counter of a node.
 type CounterID struct{ Pool, Set, Name string }
@@ -47,4 +51,22 @@ func (s Stock) Take(needs Stock) {
 	for id, n := range needs {
 		s[id] -= n
 	}
+}
+
+// WithoutCounters are slices whose devices consume no counters, for requests that take none (kubernetes/kubernetes#140729). Those that
+// differ are copies.
+func WithoutCounters(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	shown := slices.Clone(all)
+	for i, s := range all {
+		if !slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
+			continue
+		}
+		changed := *s
+		changed.Spec.Devices = slices.Clone(s.Spec.Devices)
+		for j := range changed.Spec.Devices {
+			changed.Spec.Devices[j].ConsumesCounters = nil
+		}
+		shown[i] = &changed
+	}
+	return shown
 }

@@ -18,9 +18,10 @@ type Params struct {
 // renamed.
 type Advice struct {
 	Driver string `json:"driver"`
-	// Since and Step are those of the figures, in hours; Margin is that of the advice.
-	Since  float64 `json:"sinceHours"`
-	Step   float64 `json:"stepHours"`
+	Source Source `json:"source"`
+	// Since and Step are those of the figures of Prometheus, in hours; Margin is that of the advice.
+	Since  float64 `json:"sinceHours,omitempty"`
+	Step   float64 `json:"stepHours,omitempty"`
 	Margin float64 `json:"margin"`
 	// GPUs are those of all nodes, WholeNow those of which nothing is allocated, and WholeThen if all advice were followed.
 	GPUs      int        `json:"gpus"`
@@ -38,7 +39,7 @@ type Workload struct {
 	Workload string `json:"workload"`
 	Claims   int    `json:"claims"`
 	Asked    Device `json:"asked"`
-	// Hours is for how long figures were seen, of all its claims together counted once.
+	// Hours is for how long figures were seen, of all its claims together counted once; of the longest seen one, by plugins.
 	Hours float64 `json:"hoursSeen"`
 	// Memory is in bytes and by device, Activity from 0 to 1 and of the device; none where there are no figures.
 	Memory   *Figure `json:"memoryBytes,omitempty"`
@@ -61,12 +62,23 @@ type Device struct {
 	shared          bool
 }
 
-// Figure is how something was distributed: over steps, of which memory has the most and activity the mean.
+// Figure is how something was distributed: over steps, of which memory has the most and activity the mean. Plugins know the most alone.
 type Figure struct {
-	P50 float64 `json:"p50"`
-	P95 float64 `json:"p95"`
-	Max float64 `json:"max"`
+	P50 *float64 `json:"p50,omitempty"`
+	P95 *float64 `json:"p95,omitempty"`
+	Max float64  `json:"max"`
 }
+
+// Source is who has seen what workloads used.
+type Source string
+
+// The sources.
+const (
+	// FromPrometheus: figures over time.
+	FromPrometheus Source = "Prometheus"
+	// FromPlugins: the most since the plugins' first looks at claims.
+	FromPlugins Source = "Plugins"
+)
 
 // Verdict is whether a smaller device would do.
 type Verdict string

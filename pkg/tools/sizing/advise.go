@@ -14,7 +14,7 @@ import (
 // Advise compares what claims have with what was seen of them. The cluster cannot be asked again.
 func (c *Cluster) Advise(f *Figures, p Params) (*Advice, error) {
 	nodes, held := c.load()
-	a := &Advice{Driver: c.driver, Since: p.Since.Hours(), Step: p.Step.Hours(), Margin: p.Margin, Workloads: []Workload{}}
+	a := &Advice{Driver: c.driver, Source: f.source(), Since: p.Since.Hours(), Step: p.Step.Hours(), Margin: p.Margin, Workloads: []Workload{}}
 	for _, n := range nodes {
 		a.GPUs += len(n.state.Model().GPUs)
 	}
@@ -81,27 +81,12 @@ func grouped(held []*holding) (groups [][]*holding) {
 func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 	first := group[0]
 	w := Workload{Namespace: first.claim.Namespace, Workload: first.workload, Claims: len(group), Asked: first.asked}
-	var memory, activity []Point
-	without, activityOfAll, several, busiest := 0, true, false, 0.0
-	for _, h := range group {
-		several = several || len(h.uses) > 1
-		for _, u := range h.uses {
-			key := Key{h.claim.Namespace, h.claim.Name, h.on.state.Model().Devices[u.Device].Name}
-			m, s := after(f.Memory[key], h.claim.CreationTimestamp.Time), after(f.Activity[key], h.claim.CreationTimestamp.Time)
-			if memory, activity = append(memory, m...), append(activity, s...); len(m) == 0 {
-				without++
-			}
-			if of := figure(s); of != nil { // the figures of many idle claims would hide a busy one
-				busiest = max(busiest, of.P95)
-			}
-			activityOfAll = activityOfAll && len(s) > 0
-		}
-	}
-	long := seen(memory, p.Step)
-	w.Hours, w.Memory, w.Activity = long.Hours(), figure(memory), figure(activity)
-	needed := float64(w.Asked.Multiprocessors)
-	if activityOfAll = activityOfAll && seen(activity, p.Step) >= p.Seen; activityOfAll {
-		needed *= min(1, busiest*(1+p.Margin))
+	several := slices.ContainsFunc(group, func(h *holding) bool { return len(h.uses) > 1 })
+	s := f.of(group, p.Step)
+	w.Hours, w.Memory, w.Activity = s.memoryFor.Hours(), s.memory, s.activity
+	needed, activityKnown := float64(w.Asked.Multiprocessors), s.activityOfAll && s.activityFor >= p.Seen
+	if activityKnown {
+		needed *= min(1, s.busiest*(1+p.Margin))
 	}
 	say := func(v Verdict, format string, args ...any) Workload {
 		w.Verdict, w.Message = v, fmt.Sprintf(format, args...)
@@ -112,23 +97,27 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 		return say(Share, "of shares there are figures, and no advice")
 	case several:
 		return say(Several, "of claims for several devices there are figures, and no advice")
-	case without > 0:
-		return say(NoFigures, "of %d of %d claims there are no figures", without, len(group))
-	case long < p.Seen:
-		return say(TooLittle, "it was seen for %.1f hours, and advice takes %.1f", long.Hours(), p.Seen.Hours())
+	case s.without > 0:
+		return say(NoFigures, "of %d of %d claims there are no figures", s.without, len(group))
+	case s.memoryFor < p.Seen:
+		return say(TooLittle, "it was seen for %.1f hours, and advice takes %.1f", s.memoryFor.Hours(), p.Seen.Hours())
 	case w.Memory.Max*(1+p.Margin) > float64(w.Asked.Memory):
 		return say(Exceeds, "with the margin it needs %s of memory, and has %s", gib(w.Memory.Max*(1+p.Margin)), gib(float64(w.Asked.Memory)))
 	}
 	for i := range kinds {
 		if k := &kinds[i]; suffices(k, &w, needed, p.Margin) {
 			w.Suffices = k
-			if !activityOfAll {
-				return say(Smaller, "its activity is not known, so the device has as many multiprocessors")
+			var but []string
+			if !activityKnown {
+				but = append(but, "its activity is not known, so the device has as many multiprocessors")
 			}
-			return say(Smaller, "")
+			if s.hole != "" {
+				but = append(but, s.hole)
+			}
+			return say(Smaller, "%s", strings.Join(but, "; "))
 		}
 	}
-	if !activityOfAll {
+	if !activityKnown {
 		return say(Fits, "its activity is not known, and no smaller device has as many multiprocessors")
 	}
 	return say(Fits, "no smaller device has what it used, with the margin")

@@ -98,6 +98,9 @@ func (b *bed) advise(p Params) *Advice {
 	return a
 }
 
+// distributed is a figure of Prometheus.
+func distributed(p50, p95, most float64) *Figure { return &Figure{&p50, &p95, most} }
+
 func TestAdvise_Freed(t *testing.T) {
 	b := newBed(t)
 	b.claim("web-1", gpu1)
@@ -107,7 +110,7 @@ func TestAdvise_Freed(t *testing.T) {
 	a := b.advise(params)
 	want := []Workload{{
 		Namespace: "ml", Workload: "Deployment/web", Claims: 2, Hours: 30,
-		Memory: &Figure{5 * gibibyte, 6 * gibibyte, 6 * gibibyte}, Activity: &Figure{0.05, 0.08, 0.08},
+		Memory: distributed(5*gibibyte, 6*gibibyte, 6*gibibyte), Activity: distributed(0.05, 0.08, 0.08),
 		Verdict: Smaller,
 	}}
 	if diff := cmp.Diff(want, a.Workloads, cmpopts.IgnoreFields(Workload{}, "Asked", "Suffices")); diff != "" {
@@ -207,10 +210,10 @@ func TestFigure(t *testing.T) {
 	for i := range 100 {
 		points = append(points, Point{start, float64(100 - i)})
 	}
-	if diff := cmp.Diff(&Figure{50, 95, 100}, figure(points)); diff != "" {
+	if diff := cmp.Diff(distributed(50, 95, 100), figure(points)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(&Figure{7, 7, 7}, figure([]Point{{start, 7}})); diff != "" {
+	if diff := cmp.Diff(distributed(7, 7, 7), figure([]Point{{start, 7}})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if f := figure(nil); f != nil {

@@ -81,6 +81,14 @@ type holding struct {
 	follows *Device
 }
 
+// keys are those of its devices.
+func (h *holding) keys() (keys []Key) {
+	for _, u := range h.uses {
+		keys = append(keys, Key{h.claim.Namespace, h.claim.Name, h.on.state.Model().Devices[u.Device].Name})
+	}
+	return keys
+}
+
 // load reads nodes by name, and what claims have of them.
 func (c *Cluster) load() (nodes []*node, held []*holding) {
 	byPool := map[string]*node{}

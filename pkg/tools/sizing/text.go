@@ -38,9 +38,13 @@ func (a *Advice) Print(w io.Writer) error {
 
 // Summary says what would be gained.
 func (a *Advice) Summary() string {
-	return fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\n"+
-		"Devices have %.0f%% more memory than was seen in use in the last %.0f hours, and multiprocessors than were active in 95 %% of it.",
-		a.WholeNow, a.GPUs, a.WholeThen, 100*a.Margin, a.Since)
+	gained := fmt.Sprintf("Now %d of %d GPUs are free and whole, %d if all of this were followed.\nDevices have %.0f%% more memory ",
+		a.WholeNow, a.GPUs, a.WholeThen, 100*a.Margin)
+	if a.Source == FromPlugins {
+		return gained + "and multiprocessors than the most that plugins have seen in use since they first looked at each claim.\n" +
+			"They keep no percentiles; Prometheus does (--prometheus)."
+	}
+	return gained + fmt.Sprintf("than was seen in use in the last %.0f hours, and multiprocessors than were active in 95 %% of it.", a.Since)
 }
 
 // Columns are the names of a workload's cells.
@@ -70,5 +74,11 @@ func (f *Figure) cells(format func(float64) string) []string {
 	if f == nil {
 		return []string{"-", "-", "-"}
 	}
-	return []string{format(f.P50), format(f.P95), format(f.Max)}
+	known := func(part *float64) string {
+		if part == nil {
+			return "-"
+		}
+		return format(*part)
+	}
+	return []string{known(f.P50), known(f.P95), format(f.Max)}
 }

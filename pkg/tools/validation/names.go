@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
@@ -106,13 +107,24 @@ func (n *names) request(
 	}
 	slices.Sort(plain)
 	for _, name := range slices.Sorted(maps.Keys(capacity.Requests)) {
-		if asked := strings.TrimPrefix(string(name), v1alpha1.Group+"/"); !slices.Contains(plain, asked) {
-			errs = append(errs, field.Invalid(at.Child("capacity", "requests").Key(string(name)), field.OmitValueType{},
-				"no device of Cleave has this capacity"+suggest.Question(suggest.Nearest(asked, plain))))
+		at, amount := at.Child("capacity", "requests").Key(string(name)), capacity.Requests[name]
+		switch {
+		case !slices.Contains(plain, string(name)): // also with the domain, which devices do not write (compareDeviceCapacity of the allocator)
+			near := strings.TrimPrefix(string(name), v1alpha1.Group+"/")
+			if !slices.Contains(plain, near) {
+				near = suggest.Nearest(near, plain)
+			}
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, "no device of Cleave has this capacity"+suggest.Question(near)))
+		case name == gpu.CapacityMemory && amount.CmpInt64(leastMemory) < 0:
+			errs = append(errs, field.Invalid(at, field.OmitValueType{},
+				fmt.Sprintf("%s is in bytes, less than any device has: write a unit, such as Gi", &amount)))
 		}
 	}
 	return errs
 }
+
+// leastMemory is less memory than anybody means, in bytes: amounts below the least of a share are rounded up to it.
+const leastMemory = 1 << 20
 
 // constraint checks the name of an attribute in Cleave's domain: others may be of the devices of other drivers.
 func (n *names) constraint(name *resourceapi.FullyQualifiedName, at *field.Path) field.ErrorList {
