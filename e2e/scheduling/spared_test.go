@@ -20,7 +20,7 @@ import (
 )
 
 // leaves is what the controller of claims does after a pod of a claim that others still use.
-func (b *bed) leaves(pod, claimName string) {
+func leaves(b *bed, pod, claimName string) {
 	b.t.Helper()
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(b.t.Context(), claimName, metav1.GetOptions{})
@@ -68,7 +68,7 @@ func TestPreemption_NamedClaim(t *testing.T) {
 			t.Errorf("%s was evicted for urgent-0, and its replacement %s has its claim", victim, next)
 		}
 		b.gone(victim)
-		b.leaves(victim, "shared")
+		leaves(b.bed, victim, "shared")
 		if pod.Spec.NodeName == "" {
 			b.running("urgent-0")
 			return
@@ -119,7 +119,7 @@ func withVolume(b *bed, name, node string) func(*corev1.Pod) {
 }
 
 // owned makes a claim that of its pod, as one of a template is.
-func (b *bed) owned(name string) {
+func owned(b *bed, name string) {
 	b.t.Helper()
 	pod, err := b.kube.CoreV1().Pods(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
 	must(b.t, err)
@@ -145,7 +145,7 @@ func TestPreemption_Binding(t *testing.T) {
 		claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(ctx, "low", metav1.GetOptions{})
 		return err == nil && claim.Status.Allocation != nil, "", err
 	}))
-	b.owned("low")
+	owned(b.bed, "low")
 	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
 	must(t, workload.Until(ctx, "a pod to be evicted", func(ctx context.Context) (bool, string, error) {
 		middle, err := b.kube.CoreV1().Pods(namespace).Get(ctx, "middle-0", metav1.GetOptions{})
