@@ -4,6 +4,7 @@ package scheduling
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,12 +14,13 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // leaves is what the controller of claims does after a pod of a claim that others still use.
-func (b priorityBed) leaves(pod, claimName string) {
+func leaves(b *bed, pod, claimName string) {
 	b.t.Helper()
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(b.t.Context(), claimName, metav1.GetOptions{})
@@ -66,7 +68,7 @@ func TestPreemption_NamedClaim(t *testing.T) {
 			t.Errorf("%s was evicted for urgent-0, and its replacement %s has its claim", victim, next)
 		}
 		b.gone(victim)
-		b.leaves(victim, "shared")
+		leaves(b.bed, victim, "shared")
 		if pod.Spec.NodeName == "" {
 			b.running("urgent-0")
 			return
@@ -116,6 +118,17 @@ func withVolume(b *bed, name, node string) func(*corev1.Pod) {
 	}
 }
 
+// owned makes a claim that of its pod, as one of a template is.
+func owned(b *bed, name string) {
+	b.t.Helper()
+	pod, err := b.kube.CoreV1().Pods(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
+	must(b.t, err)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"ownerReferences": []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "Pod", Name: name, UID: pod.UID, Controller: new(true)}}}})
+	must(b.t, err)
+	must(b.t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Patch(b.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})))
+}
+
 // TestPreemption_Binding: the least important pod has its device, and waits for its volume before it gets its node. It goes, and nobody
 // else.
 func TestPreemption_Binding(t *testing.T) {
@@ -132,6 +145,7 @@ func TestPreemption_Binding(t *testing.T) {
 		claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(ctx, "low", metav1.GetOptions{})
 		return err == nil && claim.Status.Allocation != nil, "", err
 	}))
+	owned(b.bed, "low")
 	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
 	must(t, workload.Until(ctx, "a pod to be evicted", func(ctx context.Context) (bool, string, error) {
 		middle, err := b.kube.CoreV1().Pods(namespace).Get(ctx, "middle-0", metav1.GetOptions{})
