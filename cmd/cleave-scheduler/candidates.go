@@ -108,6 +108,9 @@ func (p *candidatePlugin) allocates(state framework.CycleState) bool {
 func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	nodes []framework.NodeInfo) (result *framework.PreFilterResult, status *framework.Status) {
 	candidates := gpupacking.Candidates(state)
+	if candidates == nil {
+		candidates = p.view.AdminNodes(pod, nodes)
+	}
 	if node := pod.Status.NominatedNodeName; candidates != nil && node != "" {
 		candidates.Insert(node) // it is tried first, regardless of PreFilter
 	}

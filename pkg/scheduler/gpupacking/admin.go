@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/kube-scheduler/framework"
 )
 
 // onlyAdmin reports whether all that a pod asks for is admin access. The allocator then takes nothing for it, so that what counters
@@ -23,6 +26,25 @@ func (a *asks) onlyAdmin(pod *corev1.Pod) bool {
 		}
 	}
 	return true
+}
+
+// AdminNodes are the nodes that a pod with admin access alone may be on by its node selector and affinity: launchers are made for one node
+// each, and slices without counters are copies. Nil for any other pod.
+func (c *CandidateSlices) AdminNodes(pod *corev1.Pod, nodes []framework.NodeInfo) sets.Set[string] {
+	if !(&asks{dra: c.SharedDRAManager}).onlyAdmin(pod) {
+		return nil
+	}
+	names, required := sets.New[string](), nodeaffinity.GetRequiredNodeAffinity(pod)
+	for _, n := range nodes {
+		match, err := required.Match(n.Node())
+		if err != nil {
+			return nil // the scheduler says so
+		}
+		if match {
+			names.Insert(n.Node().Name)
+		}
+	}
+	return names
 }
 
 // CountsAdmin reports whether a pod asks for admin access and for devices, too. The allocator then counts both, as kube-scheduler's does.

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/kube-scheduler/framework"
 
@@ -76,6 +77,35 @@ func TestOnlyAdmin(t *testing.T) {
 			both := strings.HasSuffix(name, ", too") && !tt.want
 			if got := (&CandidateSlices{SharedDRAManager: fakeDRA{b}}).CountsAdmin(tt.pod); got != both {
 				t.Errorf("admin access along with devices: got %t, want %t", got, both)
+			}
+		})
+	}
+}
+
+func TestAdminNodes(t *testing.T) {
+	b := newBed(t, "{}")
+	b.addNodes("t4", "n1", "n2", "n3")
+	on := func(pod *corev1.Pod, name string) *corev1.Pod {
+		pod.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": name}
+		return pod
+	}
+	broken := b.pod("e", "gpu", asAdmin)
+	broken.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: "Some"}}}}}}}
+	for name, tt := range map[string]struct {
+		pod  *corev1.Pod
+		want []string // nil for no limit
+	}{
+		"a launcher":        {on(b.pod("a", "gpu", asAdmin, toAll), "n2"), []string{"n2"}},
+		"of no node":        {on(b.pod("b", "gpu", asAdmin, toAll), "n9"), []string{}},
+		"anywhere":          {b.pod("c", "gpu", asAdmin), []string{"n1", "n2", "n3"}},
+		"an ordinary pod":   {on(b.pod("d", "gpu"), "n2"), nil},
+		"a broken affinity": {broken, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := (&CandidateSlices{SharedDRAManager: fakeDRA{b}}).AdminNodes(tt.pod, b.nodes)
+			if (got == nil) != (tt.want == nil) || !got.Equal(sets.New(tt.want...)) {
+				t.Errorf("got %v, want %v", got, tt.want)
 			}
 		})
 	}
