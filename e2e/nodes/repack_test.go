@@ -26,7 +26,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
-// standing are the applications that stay, scattered over the nodes: so many pods on each, in order. At least so many are to be available,
+// standing are the applications that stay, scattered over the nodes: so many pods on each, in order. At least so many are to be available
 // if a budget says so, and those of one may not be restarted at all.
 var standing = []struct {
 	name    string
@@ -45,9 +45,9 @@ var standing = []struct {
 // underLoad is how long pods come and go while others are restarted.
 const underLoad = time.Minute
 
-// repacked restarts pods by cleave repack, several times, while others of all tiers come and go. Budgets hold, who is not to be restarted is
-// not, each repack ends or says why not, and the history of each node has nothing that must not have happened. Once the load has gone, what
-// repack says it frees is free.
+// repacked restarts pods by cleave repack, several times, while others of all tiers come and go. Budgets hold, who is not to be restarted
+// is not, each repack ends or says why not, and the history of each node has nothing that must not have happened. Once the load has gone,
+// what repack says it frees is free.
 func repacked(t *testing.T, ctx context.Context) {
 	if !env.hasScheduler() {
 		t.Logf("cleave-scheduler does not run with Kubernetes %s", env.cluster.Version())
@@ -257,7 +257,7 @@ func isByRepack(t *testing.T, ctx context.Context, seen *budgets) {
 	}
 	t.Logf("evictions by application: %v", byApp)
 	if byApp["never"] > 0 || byApp["frozen"] > 0 || len(seen.evicted) < 4 || byApp["mig"]+byApp["timeslice"] < 2 {
-		t.Errorf("evictions by application: %v; want 4 and more, two of applications with budgets, none of never and frozen", byApp)
+		t.Errorf("evictions by application: %v; want 4 and more, two of them with budgets, none of never and frozen", byApp)
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// usageBench measures what it costs that the plugin looks at what claims use (--usage-every), with as many partitions as there can be. All are
-// prepared. One of each GPU is measured; the others have a process each that keeps them busy.
+// usageBench measures what it costs that the plugin looks at what claims use (--usage-every), with as many partitions as there can be. All
+// are prepared. One of each GPU is measured; the others have a process each that keeps them busy.
 type usageBench struct {
 	podClaims
 	// measured are the indexes of the claims that are.
@@ -28,8 +28,8 @@ type usageBench struct {
 	clients  [][]string
 }
 
-// usages are how often the plugin looks, in the order in which they are measured; then in the other, as a machine that others use is not the
-// same from one minute to the next.
+// usages are how often the plugin looks, in the order in which they are measured; then in the other, as a machine that others use is not
+// the same from one minute to the next.
 var usages = []struct{ every, name string }{{"0s", "no looks at usage"}, {"15s", "a look every 15 s"}, {"1s", "a look every second"}}
 
 const (
@@ -137,11 +137,11 @@ func (b *usageBench) keepBusy(ctx context.Context, claim int, device ...string) 
 			return fmt.Errorf("move a process into the cgroup of a pod: %w", err)
 		}
 	}
-	client := append([]string{"--pid", pid}, device[:2]...)
-	if _, err := b.node.Sim(ctx, append([]string{"load", "--sm", "40", "--dram", "20", "--memory", "2Gi", "--pid", pid}, device...)...); err != nil {
+	load := append([]string{"load", "--sm", "40", "--dram", "20", "--memory", "2Gi", "--pid", pid}, device...)
+	if _, err := b.node.Sim(ctx, load...); err != nil {
 		return err
 	}
-	b.clients = append(b.clients, client)
+	b.clients = append(b.clients, append([]string{"--pid", pid}, device[:2]...))
 	return nil
 }
 
