@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -76,21 +77,18 @@ func (b *budgets) follow(t *testing.T, ctx context.Context) (end func()) {
 	}
 	watch, err := env.kube.CoreV1().Pods(demo).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	must(t, err)
-	done, ended := make(chan struct{}), false
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for event := range watch.ResultChan() {
-			if pod, ok := event.Object.(*corev1.Pod); ok {
-				b.see(event.Type, pod)
-			} else {
-				b.broken = append(b.broken, fmt.Sprintf("the watch has ended, and nobody knows what followed: %v", event.Object))
+			pod, ok := event.Object.(*corev1.Pod)
+			if !ok { // the watch has ended
+				return
 			}
+			b.see(event.Type, pod)
 		}
 	}()
-	return func() {
-		if ended {
-			return
-		}
+	return sync.OnceFunc(func() {
 		select {
 		case <-done:
 			t.Error("the watch of pods has ended before: nobody knows what followed")
@@ -98,8 +96,7 @@ func (b *budgets) follow(t *testing.T, ctx context.Context) (end func()) {
 		}
 		watch.Stop()
 		<-done
-		ended = true
-	}
+	})
 }
 
 // TestBudgets: a budget is broken when fewer pods than it wants are available, by an eviction or by force, and not before all were.

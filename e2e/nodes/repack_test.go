@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -26,21 +25,27 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
 
-// standing are the applications that stay, scattered over the nodes: so many pods on each, in order. At least so many are to be available
-// if a budget says so, and those of one may not be restarted at all.
-var standing = []struct {
+// scattered is an application with so many pods on each node, in order. At least so many are to be available, if a budget says so, and
+// those of one may not be restarted at all.
+type scattered struct {
 	name    string
 	tier    workload.Tier
 	on      []int
 	least   int
 	isNever bool
-}{
-	{"mig", workload.Tiers[1], []int{2, 2, 2}, 5, false},
-	{"timeslice", workload.Tiers[2], []int{1, 1, 1}, 2, false},
-	{"mps", workload.Tiers[3], []int{0, 1, 0}, 0, false},
-	{"frozen", workload.Tier{Type: "mig-2g", Class: "mig-2g.20gb.cleave.dev"}, []int{1, 0, 0}, 1, false},
-	{"never", workload.Tiers[1], []int{1, 0, 0}, 0, true},
 }
+
+// standing are the applications that stay all the time, and late is one that comes when the load has gone.
+var (
+	standing = []scattered{
+		{"mig", workload.Tiers[1], []int{2, 2, 2}, 5, false},
+		{"timeslice", workload.Tiers[2], []int{1, 1, 1}, 2, false},
+		{"mps", workload.Tiers[3], []int{0, 1, 0}, 0, false},
+		{"frozen", small2g, []int{1, 0, 0}, 1, false},
+		{"never", workload.Tiers[1], []int{1, 0, 0}, 0, true},
+	}
+	late = scattered{"late", workload.Tiers[3], []int{1, 1, 1}, 0, false}
+)
 
 // underLoad is how long pods come and go while others are restarted.
 const underLoad = time.Minute
@@ -66,20 +71,17 @@ func repacked(t *testing.T, ctx context.Context) {
 	seen := newBudgets(replicas, least)
 	end := seen.follow(t, ctx)
 	defer end()
-	scatter(t, ctx)
+	scatter(t, ctx, standing...)
 	never := podsOfApp(t, ctx, "never")
 	isKept(t, advise(t, ctx), map[string]repack.Reason{"never": repack.DoNotDisrupt, "frozen": repack.Budget})
 	load := startLoad(ctx)
-	for began := time.Now(); time.Since(began) < underLoad; {
-		out, err := applyRepack(ctx)
-		t.Logf("under load: %v\n%s", err, out)
-		endsOrSaysWhy(t, ctx, out, err)
-	}
-	must(t, load.end())
-	if load.came < 5 || load.went < 3 {
-		t.Errorf("%d applications came and %d went: that is no load", load.came, load.went)
-	}
+	repacksUnderLoad(t, ctx, load)
 	freesWhatItSays(t, ctx)
+	load.leave(t, ctx)
+	scatter(t, ctx, late)
+	if steps := freesWhatItSays(t, ctx); steps == 0 {
+		t.Error("pods with shares on all nodes are no reason to repack")
+	}
 	if now := podsOfApp(t, ctx, "never"); !slices.Equal(never, now) {
 		t.Errorf("pods that are never to be restarted were %v and are %v", never, now)
 	}
@@ -94,20 +96,52 @@ func repacked(t *testing.T, ctx context.Context) {
 	histories.check(t)
 }
 
-// scatter creates the applications that stay, one node after the other.
-func scatter(t *testing.T, ctx context.Context) {
+// repacksUnderLoad repacks again and again while applications come and go.
+func repacksUnderLoad(t *testing.T, ctx context.Context, load *load) {
+	t.Helper()
+	idle, ends := 0, map[string]int{}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for began := time.Now(); time.Since(began) < underLoad; <-tick.C {
+		out, err := applyRepack(ctx)
+		endsOrSaysWhy(t, ctx, out, err)
+		switch found := stopped.FindStringSubmatch(out); {
+		case found != nil:
+			ends[found[2]]++
+		case err == nil && strings.Contains(out, "No restart of pods would free another one."):
+			idle++
+			continue
+		default:
+			ends["done"]++
+		}
+		t.Logf("under load: %v\n%s", err, out)
+	}
+	must(t, load.end())
+	t.Logf("%d applications came, %d went, %d changed their size; repack had nothing to do %d times and otherwise ended so: %v",
+		load.came, load.went, load.scaled, idle, ends)
+	if load.came+load.went+load.scaled < 10 {
+		t.Error("that is no load")
+	}
+}
+
+// scatter creates applications, one node after the other, and their budgets.
+func scatter(t *testing.T, ctx context.Context, apps ...scattered) {
 	t.Helper()
 	want := map[string]int32{}
 	for i, p := range env.places {
 		for _, other := range env.places {
 			cordon(t, ctx, other, other.index != p.index)
 		}
-		for _, a := range standing {
+		for _, a := range apps {
 			if a.on[i] == 0 {
 				continue
 			}
 			if want[a.name] == 0 {
-				must(t, createApp(ctx, a.name, a.tier, 0, a.isNever))
+				d := app(a.name, a.tier, 0)
+				if a.isNever {
+					d.Spec.Template.Annotations = map[string]string{v1alpha1.RepackKey: v1alpha1.RepackNever}
+				}
+				must(t, createApp(ctx, d, a.tier))
 			}
 			want[a.name] += int32(a.on[i])
 			kubectl(t, ctx, "", "scale", "deployment", a.name, fmt.Sprintf("--replicas=%d", want[a.name]))
@@ -117,7 +151,7 @@ func scatter(t *testing.T, ctx context.Context) {
 	for _, p := range env.places {
 		cordon(t, ctx, p, false)
 	}
-	for _, a := range standing {
+	for _, a := range apps {
 		if a.least == 0 {
 			continue
 		}
@@ -205,15 +239,17 @@ func endsOrSaysWhy(t *testing.T, ctx context.Context, out string, err error) {
 	}
 }
 
-// freesWhatItSays repacks until there is nothing to do. Nothing comes or goes meanwhile: each ends well, and has freed what it said.
-func freesWhatItSays(t *testing.T, ctx context.Context) {
+// freesWhatItSays repacks until there is nothing to do. Nothing comes or goes meanwhile: each ends well, and has freed what it said. It
+// returns how many steps there were.
+func freesWhatItSays(t *testing.T, ctx context.Context) (steps int) {
 	t.Helper()
 	for most := 6; ; most-- {
 		must(t, settled(ctx))
 		advice := advise(t, ctx)
 		if len(advice.Steps) == 0 {
-			return
+			return steps
 		}
+		steps += len(advice.Steps)
 		if most == 0 {
 			t.Fatalf("there is always another step: %+v", advice)
 		}
@@ -259,13 +295,4 @@ func isByRepack(t *testing.T, ctx context.Context, seen *budgets) {
 	if byApp["never"] > 0 || byApp["frozen"] > 0 || len(seen.evicted) < 4 || byApp["mig"]+byApp["timeslice"] < 2 {
 		t.Errorf("evictions by application: %v; want 4 and more, two of them with budgets, none of never and frozen", byApp)
 	}
-}
-
-// createApp creates an application.
-func createApp(ctx context.Context, name string, tier workload.Tier, replicas int32, isNever bool) error {
-	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{tier.Template(tier.Type)}); err != nil {
-		return err
-	}
-	_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, app(name, tier, replicas, isNever), metav1.CreateOptions{})
-	return err
 }
