@@ -65,13 +65,13 @@ func (s plugin) checkAdvice(ctx context.Context, burns map[string]burn) {
 			s.Errorf("of pod %s there is %+v", name, w)
 			continue
 		}
-		if w.Memory.Max != float64(b.memory) || math.Abs(w.Activity.Max-float64(b.sm)/100) > float64(b.sm)/1000 || w.Memory.P50 != nil {
+		if w.Memory.Max != float64(b.memory) || math.Abs(w.Activity.Max-b.sm) > b.sm/10 || w.Memory.P50 != nil {
 			s.Errorf("pod %s used %+v of memory, and %+v of its multiprocessors", name, w.Memory, w.Activity)
 		}
 	}
 	w, b := byPod["whole"], burns["whole"]
 	if w.Verdict != sizing.Smaller || w.Suffices.Memory < b.memory || w.Suffices.Memory >= w.Asked.Memory ||
-		100*w.Suffices.Multiprocessors < int64(b.sm)*w.Asked.Multiprocessors {
+		float64(w.Suffices.Multiprocessors) < b.sm*float64(w.Asked.Multiprocessors) {
 		s.Errorf("advice for pod whole: %+v, would do %+v", w, w.Suffices)
 	}
 }

@@ -23,7 +23,7 @@ yet begins to. Counters show it as the driver's do: GPM of the GPU or the GPU in
 later), utilization by processes of the last 72 seconds and utilization.gpu (not in MIG mode), power and energy.`, func(n *sim.Node) error {
 			if memory != "" {
 				var err error
-				if client.Memory, err = mps.ParseSize(strings.TrimSuffix(memory, "i")); err != nil {
+				if client.Memory, err = parseMemory(memory); err != nil {
 					return usageError{err}
 				}
 			}
@@ -41,3 +41,6 @@ later), utilization by processes of the last 72 seconds and utilization.gpu (not
 	c.Flags().IntVar(&client.ComputeInstance, "ci", -1, "compute instance `ID` a new one is in")
 	return c
 }
+
+// parseMemory reads a size such as 6Gi.
+func parseMemory(text string) (uint64, error) { return mps.ParseSize(strings.TrimSuffix(text, "i")) }

@@ -77,7 +77,9 @@ under the root, so every process that uses it sees the same GPUs, and they outli
   nvml-sim create --node hgx-h100 --root /tmp/h100    makes one
   nvml-sim show --root /tmp/h100                      shows it
   nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79    injects faults
-  nvml-sim fault --root /tmp/h100 --clear             clears them`
+  nvml-sim fault --root /tmp/h100 --clear             clears them
+  nvml-sim load --root /tmp/h100 --pid 4711 --sm 40   lets a process keep a GPU busy
+  nvml-sim burn --root /tmp/h100 --script 'sm 40'     keeps busy what it has device files for, also in a container`
 
 func newCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -95,9 +97,8 @@ func newCommand() *cobra.Command {
 		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
 	})
 	c.CompletionOptions.DisableDefaultCmd = true
-	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newLoad(), newHold(), newReset(),
-		newReboot(), newDriver(), newNodes(),
-		newMPS(), newCUDAClient())
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newLoad(), newBurn(), newHold(),
+		newReset(), newReboot(), newDriver(), newNodes(), newMPS(), newCUDAClient())
 	return c
 }
 

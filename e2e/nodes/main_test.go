@@ -74,9 +74,13 @@ func setUp(ctx context.Context, client workload.Client) (err error) {
 func (b *bed) hasScheduler() bool { return strings.HasPrefix(b.cluster.Version(), "1.37.") }
 
 // values of a release that works in the cluster.
-func (b *bed) values() string {
+func (b *bed) values() string { return b.valuesFor(release.Settings{}) }
+
+// valuesFor are values with settings besides the address of the API server.
+func (b *bed) valuesFor(s release.Settings) string {
 	host, port := b.places[0].APIServerHost(), strconv.Itoa(b.cluster.APIServerPort())
-	return b.release.Values(release.Settings{APIHost: host, APIPort: port}) + fmt.Sprintf(`
+	s.APIHost, s.APIPort = host, port
+	return b.release.Values(s) + fmt.Sprintf(`
 scheduler:
   enabled: %t
   replicas: 1
@@ -118,6 +122,7 @@ func TestNodes(t *testing.T) {
 		{Name: "recipes keep their promises", Run: recipes},
 		{Name: "two schedulers at once leave no pod behind", Run: twoSchedulers},
 		{Name: "urgent pods bump backfill", Run: prioritized},
+		{Name: "repack restarts pods under load", Run: repacked},
 		{Name: "uninstall leaves nothing on any node", Run: uninstalled},
 	})
 }

@@ -44,6 +44,16 @@ func (h *Hold) Use(index, gi, ci int, memory uint64) error {
 	return h.add(index, Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil})
 }
 
+// Burn is Use, and how busy the process keeps the GPU or partition from now on.
+func (h *Hold) Burn(index, gi, ci int, memory uint64, load Load) error {
+	if err := load.check(); err != nil {
+		return err
+	}
+	return h.add(index, Client{
+		PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil, Load: &load,
+	})
+}
+
 // Leak makes the process keep a GPU instance open, like DCGM does with those that it no longer watches. NVML does not list it.
 func (h *Hold) Leak(index, gi int) error {
 	c := Client{PID: os.Getpid(), Name: h.name, GPUInstance: gi, ComputeInstance: -1, Leaked: true, Held: h.file != nil}

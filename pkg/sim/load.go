@@ -4,6 +4,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -13,6 +14,14 @@ import (
 type Load struct {
 	SM   int `json:"sm"`
 	DRAM int `json:"dram,omitempty"`
+}
+
+// check refuses what is no load.
+func (l *Load) check() error {
+	if l == nil || l.SM < 0 || l.SM > 100 || l.DRAM < 0 || l.DRAM > 100 {
+		return errors.New("want percents of 0 to 100")
+	}
+	return nil
 }
 
 // busyLoad is that of clients of which none was set.
@@ -136,8 +145,8 @@ func (cs *Clients) SetLoad(index int, c Client) error {
 		return err
 	}
 	l := c.Load
-	if l == nil || l.SM < 0 || l.SM > 100 || l.DRAM < 0 || l.DRAM > 100 {
-		return fmt.Errorf("set the load of process %d: want percents of 0 to 100", c.PID)
+	if err := l.check(); err != nil {
+		return fmt.Errorf("set the load of process %d: %w", c.PID, err)
 	}
 	st, err := cs.gpus[index].load()
 	if err != nil {

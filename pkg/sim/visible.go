@@ -39,10 +39,7 @@ func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.GPUs = slices.DeleteFunc(s.GPUs, func(g gpuSpec) bool {
-		_, err := os.Stat(filepath.Join(root, fmt.Sprintf("dev/nvidia%d", g.Minor)))
-		return err != nil
-	})
+	s.GPUs = slices.DeleteFunc(s.GPUs, func(g gpuSpec) bool { return !g.visible(root) })
 	s.Links = linkSpec{Kind: "none"} // groups name GPUs by indexes of the node
 	if err := s.validate(); err != nil {
 		return nil, nil, fmt.Errorf("open the visible part of a simulated node: %w", err)
@@ -93,4 +90,37 @@ func visiblePartitions(devices []*Device, root string) []VisiblePartition {
 		}
 	}
 	return found
+}
+
+// Usable are the devices that a CUDA program uses which has the device files below a root, such as its container's: the first of the
+// partitions, whatever else is there, or the GPUs that are not in MIG mode, with IDs of instances of -1 ("CUDA can only enumerate a
+// single compute instance", "CUDA will not enumerate non-MIG GPU if any compute instance is enumerated on any other GPU": NVIDIA
+// Multi-Instance GPU User Guide, "CUDA Device Enumeration").
+func (cs *Clients) Usable(root string) ([]VisiblePartition, error) {
+	if partitions := visiblePartitions(cs.devices, root); len(partitions) > 0 {
+		return partitions[:1], nil
+	}
+	var gpus []VisiblePartition
+	for _, d := range cs.devices {
+		if !d.spec.visible(root) {
+			continue
+		}
+		st, err := cs.gpus[d.index].load()
+		if err != nil {
+			return nil, fmt.Errorf("read GPU %d: %w", d.index, err)
+		}
+		if !st.MIG {
+			gpus = append(gpus, VisiblePartition{GPU: d.index, GPUInstance: -1, ComputeInstance: -1, UUID: d.spec.UUID})
+		}
+	}
+	if len(gpus) == 0 {
+		return nil, fmt.Errorf("no CUDA-capable device is detected by the device files below %s", filepath.Join(root, "dev"))
+	}
+	return gpus, nil
+}
+
+// visible reports whether the device file of a GPU is below a root.
+func (g *gpuSpec) visible(root string) bool {
+	_, err := os.Stat(filepath.Join(root, fmt.Sprintf("dev/nvidia%d", g.Minor)))
+	return err == nil
 }

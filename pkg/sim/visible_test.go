@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -54,5 +55,40 @@ func TestVisible(t *testing.T) {
 	}
 	if _, _, err := OpenVisible(t.TempDir()); err == nil {
 		t.Error("a directory without a node was opened")
+	}
+}
+
+// TestUsable: a program uses the GPUs that it has device files for, unless they are in MIG mode, and of partitions the first alone.
+func TestUsable(t *testing.T) {
+	n := openNode(t, createNode(t, "hgx-h100"))
+	if activation, err := n.Device(4).MIG().SetMIGMode(true); err != nil || activation != nil {
+		t.Fatal(activation, err)
+	}
+	whole := func(i int) VisiblePartition {
+		return VisiblePartition{GPU: i, GPUInstance: -1, ComputeInstance: -1, UUID: n.devices[i].spec.UUID}
+	}
+	part := VisiblePartition{GPU: 4, GPUInstance: 2, UUID: MIGDeviceOf(n.Device(4).MIG().ComputeInstanceHandle(2, 0, 1)).uuid()}
+	for name, tt := range map[string]struct {
+		files []string
+		want  []VisiblePartition
+	}{
+		"nothing":                {},
+		"a GPU in MIG mode":      {files: []string{"nvidia5"}},
+		"GPUs":                   {[]string{"nvidia7", "nvidia0", "nvidia5"}, []VisiblePartition{whole(0), whole(7)}},
+		"a partition":            {[]string{"nvidia5", "nvidia-caps/nvidia-cap696", "nvidia-caps/nvidia-cap697"}, []VisiblePartition{part}},
+		"partitions and a GPU":   {[]string{"nvidia0", "nvidia5", "nvidia-caps/nvidia-cap697", "nvidia-caps/nvidia-cap706"}, []VisiblePartition{part}},
+		"a partition's GPU only": {files: []string{"nvidia5", "nvidia-caps/nvidia-cap696"}},
+	} {
+		inside := t.TempDir()
+		for _, file := range tt.files {
+			path := filepath.Join(inside, "dev", file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := n.Clients().Usable(inside)
+		if diff := cmp.Diff(tt.want, got); diff != "" || (err != nil) != (tt.want == nil) {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
 	}
 }

@@ -157,7 +157,7 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * alone, Unit: "ms",
 		Rule: "5 x floor between rounds"})
 
-	if err := (&processBench{bench: b}).measure(ctx, r); err != nil {
+	if err := (&processBench{podClaims{bench: b}}).measure(ctx, r); err != nil {
 		return err
 	}
 	if err := (partitionBench{b}).measure(ctx, r, floor); err != nil {
@@ -167,6 +167,9 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 		return err
 	}
 	if err := (partitionShareBench{b}).measure(ctx, r); err != nil {
+		return err
+	}
+	if err := (&usageBench{podClaims: podClaims{bench: b}}).measure(ctx, r); err != nil {
 		return err
 	}
 	if err := b.load(ctx); err != nil {
@@ -277,6 +280,27 @@ func (b *bench) together(ctx context.Context, claims []*drapb.Claim, rounds int)
 		}
 	}
 	return o, nil
+}
+
+// restart starts the plugin anew with flags.
+func (b *bench) restart(ctx context.Context, flags ...string) error {
+	if err := b.node.Stop(); err != nil {
+		return err
+	}
+	b.node.SetFlags(flags...)
+	if err := b.node.Start(ctx); err != nil {
+		return err
+	}
+	if err := b.node.WaitReady(ctx); err != nil {
+		return err
+	}
+	next, err := workload.Dial(b.node.Socket())
+	if err != nil {
+		return err
+	}
+	_ = b.plugin.Close() // of the plugin that has ended
+	b.plugin = next
+	return nil
 }
 
 // load prepares claims that stay.

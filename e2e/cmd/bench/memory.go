@@ -40,23 +40,32 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
+	anonymous, err := b.memory("RssAnon")
 	if err != nil {
-		return fmt.Errorf("read the plugin's memory: %w", err)
+		return err
 	}
-	anonymous, err := ofStatus(string(status), "RssAnon")
+	resident, err := b.memory("VmRSS")
 	if err != nil {
-		return fmt.Errorf("read the plugin's memory: %w", err)
-	}
-	resident, err := ofStatus(string(status), "VmRSS")
-	if err != nil {
-		return fmt.Errorf("read the plugin's memory: %w", err)
+		return err
 	}
 	// Pages of the program's file are in the page cache once for all processes, and the kernel drops them when it needs
 	// the memory: what the node cannot have back while the plugin runs is what is anonymous (proc_pid_status(5)).
 	r.add(result{Name: "anonymous memory, idle", Value: anonymous, Limit: memoryLimit, Unit: "MB"})
 	r.add(result{Name: "resident memory, idle, with pages of files", Value: resident, Unit: "MB"})
 	return nil
+}
+
+// memory is a figure of the plugin's memory, in MB.
+func (b *bench) memory(name string) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
+	if err != nil {
+		return 0, fmt.Errorf("read the plugin's memory: %w", err)
+	}
+	n, err := ofStatus(string(status), name)
+	if err != nil {
+		return 0, fmt.Errorf("read the plugin's memory: %w", err)
+	}
+	return n, nil
 }
 
 // ofStatus reads a number of /proc/PID/status, which gives it in KiB, in MB.

@@ -6,17 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"syscall"
-
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
@@ -26,18 +17,14 @@ const moreProcesses = 5000
 
 // processBench measures claims of pods, whose processes Unprepare looks for: with as many processes on the node as there are, and
 // with many more. The pods never run; they have cgroups, without processes, as those that have ended.
-type processBench struct {
-	*bench
-	claims []*drapb.Claim
-	pods   []types.UID
-	// groups are the cgroups that were made.
-	groups []string
-}
+type processBench struct{ podClaims }
 
 func (b *processBench) measure(ctx context.Context, r *report) (err error) {
 	defer func() { err = errors.Join(err, b.removeGroups()) }()
-	if err := b.makeClaims(ctx); err != nil {
-		return err
+	for i, device := range b.devices {
+		if err := b.make(ctx, fmt.Sprintf("of-pod-%d", i), device); err != nil {
+			return err
+		}
 	}
 	few, err := b.singles(ctx, b.claims)
 	if err != nil {
@@ -83,92 +70,6 @@ func (b *processBench) measureTable(ctx context.Context, r *report) error {
 	}
 	r.add(result{Name: fmt.Sprintf("%d more processes: one look at all", moreProcesses), Value: millis(table.percentile(50)), Unit: "ms"})
 	return nil
-}
-
-// makeClaims creates a claim for each GPU, reserved for a pod that is not to be scheduled, and the cgroups of those pods.
-func (b *processBench) makeClaims(ctx context.Context) error {
-	for i, device := range b.devices {
-		pod, err := b.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("never-%d", i)},
-			Spec: corev1.PodSpec{
-				SchedulingGates: []corev1.PodSchedulingGate{{Name: "bench.cleave.dev/never"}},
-				Containers:      []corev1.Container{{Name: "none", Image: "none"}},
-			},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return fmt.Errorf("create a pod: %w", err)
-		}
-		claim, err := b.makeClaim(ctx, fmt.Sprintf("of-pod-%d", i), device, false)
-		if err != nil {
-			return err
-		}
-		if err := b.reserve(ctx, claim, pod); err != nil {
-			return err
-		}
-		if err := b.makeGroups(pod.UID); err != nil {
-			return err
-		}
-		b.claims, b.pods = append(b.claims, claim), append(b.pods, pod.UID)
-	}
-	return nil
-}
-
-// reserve makes a claim one that was generated for a pod from a template, as most are, and reserves it.
-func (b *processBench) reserve(ctx context.Context, of *drapb.Claim, pod *corev1.Pod) error {
-	claims := b.client.ResourceV1().ResourceClaims(namespace)
-	claim, err := claims.Get(ctx, of.Name, metav1.GetOptions{})
-	if err == nil {
-		claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))}
-		claim, err = claims.Update(ctx, claim, metav1.UpdateOptions{})
-	}
-	if err == nil {
-		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod.Name, UID: pod.UID}}
-		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("reserve claim %s: %w", of.Name, err)
-	}
-	return nil
-}
-
-// makeGroups makes the cgroup of a pod, as the kubelet does with the cgroupfs driver, in each hierarchy.
-func (b *processBench) makeGroups(pod types.UID) error {
-	const mount = "/sys/fs/cgroup"
-	hierarchies := []string{mount}
-	if _, err := os.Stat(filepath.Join(mount, "cgroup.procs")); err != nil { // version 1
-		entries, err := os.ReadDir(mount)
-		if err != nil {
-			return fmt.Errorf("look for cgroups: %w", err)
-		}
-		hierarchies = nil
-		for _, e := range entries {
-			if e.IsDir() {
-				hierarchies = append(hierarchies, filepath.Join(mount, e.Name()))
-			}
-		}
-	}
-	for _, dir := range hierarchies {
-		for _, name := range []string{"cleave-bench-" + strconv.Itoa(os.Getpid()), "kubepods", "burstable", "pod" + string(pod)} {
-			dir = filepath.Join(dir, name)
-			err := os.Mkdir(dir, 0o755)
-			if errors.Is(err, os.ErrExist) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("make the cgroup of a pod: %w", err)
-			}
-			b.groups = append(b.groups, dir)
-		}
-	}
-	return nil
-}
-
-func (b *processBench) removeGroups() error {
-	var errs []error
-	for i := len(b.groups) - 1; i >= 0; i-- {
-		errs = append(errs, os.Remove(b.groups[i]))
-	}
-	return errors.Join(errs...)
 }
 
 // startSleepers starts many processes, and returns once all are there.

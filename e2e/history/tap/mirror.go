@@ -32,7 +32,7 @@ type mirror struct {
 	done   sync.WaitGroup
 
 	mu          sync.Mutex
-	endpoint    string // of the plugin
+	endpoint    string // of the plugin, where this program finds it
 	listener    net.Listener
 	connections map[net.Conn]bool
 	closed      bool
@@ -113,14 +113,15 @@ func (m *mirror) listen(ctx context.Context, endpoint string) (string, error) {
 	path := filepath.Join(m.tap.opts.Dir, hex.EncodeToString(sum[:4])+".sock")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endpoint = endpoint
+	m.endpoint = m.tap.opts.HostPath(endpoint)
 	if m.listener != nil || m.closed {
 		return path, nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	here := m.tap.opts.HostPath(path)
+	if err := os.Remove(here); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", here)
 	if err != nil {
 		return "", fmt.Errorf("listen in place of %s: %w", endpoint, err)
 	}

@@ -26,6 +26,8 @@ type Options struct {
 	KubeletRegistry string
 	// Dir is for the tap's sockets. Its path has to be short, as those of sockets must be.
 	Dir string
+	// HostPath is where this program finds what a path leads to for the kubelet and the plugin; nil where that is the same path.
+	HostPath func(string) string
 }
 
 // Tap stands between a kubelet and its plugins. It records while a recorder has it as a source, and connects them before and
@@ -43,7 +45,10 @@ type Tap struct {
 
 // Start begins to connect. It goes on until Close, whatever becomes of the context of a recorder.
 func Start(ctx context.Context, opts Options) (*Tap, error) {
-	for _, dir := range []string{opts.PluginRegistry, opts.Dir} {
+	if opts.HostPath == nil {
+		opts.HostPath = func(path string) string { return path }
+	}
+	for _, dir := range []string{opts.HostPath(opts.PluginRegistry), opts.HostPath(opts.Dir)} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return nil, fmt.Errorf("create a directory of the tap: %w", err)
 		}
@@ -107,7 +112,7 @@ type identity struct {
 }
 
 func (t *Tap) compare(ctx context.Context) {
-	entries, err := os.ReadDir(t.opts.PluginRegistry)
+	entries, err := os.ReadDir(t.opts.HostPath(t.opts.PluginRegistry))
 	if err != nil {
 		return // it is looked at again
 	}
@@ -142,6 +147,10 @@ func (t *Tap) compare(ctx context.Context) {
 	}
 }
 
-func (t *Tap) pluginSocket(name string) string { return filepath.Join(t.opts.PluginRegistry, name) }
+func (t *Tap) pluginSocket(name string) string {
+	return t.opts.HostPath(filepath.Join(t.opts.PluginRegistry, name))
+}
 
-func (t *Tap) kubeletSocket(name string) string { return filepath.Join(t.opts.KubeletRegistry, name) }
+func (t *Tap) kubeletSocket(name string) string {
+	return t.opts.HostPath(filepath.Join(t.opts.KubeletRegistry, name))
+}

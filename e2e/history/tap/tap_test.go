@@ -72,6 +72,11 @@ type bed struct {
 	dir    string
 }
 
+// node is the directory of the bed, as kubelet and plugin have it.
+const node = "/node"
+
+func (b *bed) host(path string) string { return b.dir + strings.TrimPrefix(path, node) }
+
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tap") // the paths of sockets are short
@@ -82,9 +87,9 @@ func newBed(t *testing.T) *bed {
 	if err := os.Mkdir(filepath.Join(dir, "kubelet"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{T: t, dir: dir, plugin: &plugin{endpoint: filepath.Join(dir, "dra.sock"), asked: make(chan string, 1)}}
+	b := &bed{T: t, dir: dir, plugin: &plugin{endpoint: node + "/dra.sock", asked: make(chan string, 1)}}
 	b.tap, err = Start(t.Context(), Options{
-		PluginRegistry: filepath.Join(dir, "plugin"), KubeletRegistry: filepath.Join(dir, "kubelet"), Dir: filepath.Join(dir, "tap"),
+		PluginRegistry: node + "/plugin", KubeletRegistry: node + "/kubelet", Dir: node + "/tap", HostPath: b.host,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +104,7 @@ func (b *bed) start() (kill func()) {
 	server := grpc.NewServer()
 	drapb.RegisterDRAPluginServer(server, b.plugin)
 	registerapi.RegisterRegistrationServer(server, b.plugin)
-	for _, path := range []string{b.plugin.endpoint, filepath.Join(b.dir, "plugin", "reg.sock")} {
+	for _, path := range []string{b.host(b.plugin.endpoint), filepath.Join(b.dir, "plugin", "reg.sock")} {
 		_ = os.Remove(path)
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
@@ -130,10 +135,10 @@ func (b *bed) register(ctx context.Context) drapb.DRAPluginClient {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if info.Name != "gpu.example.com" || info.Endpoint == b.plugin.endpoint || !strings.HasPrefix(info.Endpoint, b.dir) {
+	if info.Name != "gpu.example.com" || info.Endpoint == b.plugin.endpoint || !strings.HasPrefix(info.Endpoint, node) {
 		b.Fatalf("registration: %v", info)
 	}
-	return drapb.NewDRAPluginClient(b.dial(info.Endpoint))
+	return drapb.NewDRAPluginClient(b.dial(b.host(info.Endpoint)))
 }
 
 // awaitGone waits until the plugin is not registered with the kubelet any more.

@@ -4,6 +4,7 @@ package watch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,8 @@ type Simulator struct {
 	Root string
 	// Program is what the plugin's file is called: what it has others do is its own doing.
 	Program string
+	// Proc is the node's /proc; empty for that of this machine.
+	Proc string
 }
 
 // lookAgain is how often the journal is looked at. Events have the time at which they were written.
@@ -155,7 +158,7 @@ func (s Simulator) fact(e sim.JournalEntry) history.Hardware {
 		fact.By = s.Program
 	}
 	if fact.Change == history.ServedStarted { // the server itself may not see /proc: it can run in the driver's root
-		fact.Pod = podOf("/proc", e.PID)
+		fact.Pod = podOf(cmp.Or(s.Proc, "/proc"), e.PID)
 	}
 	if e.Serial != 0 {
 		fact.Partition = &history.Partition{Profile: e.Profile, Start: e.Start, Serial: e.Serial}
