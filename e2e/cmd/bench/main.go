@@ -29,6 +29,7 @@ type options struct {
 	rounds  int
 	claims  int
 	modes   bool
+	usage   bool
 }
 
 func main() {
@@ -39,6 +40,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 200, "rounds of eight claims at once")
 	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
 	flag.BoolVar(&o.modes, "modes", false, "measure changes of the MIG mode alone")
+	flag.BoolVar(&o.usage, "usage", false, "measure what looks at the usage of claims cost alone")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
@@ -90,7 +92,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
 	}
-	if !o.modes {
+	if !o.modes && !o.usage {
 		if err := measurePacking(ctx, source, report); err != nil {
 			return err
 		}

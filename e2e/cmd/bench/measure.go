@@ -58,6 +58,9 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 		return nil, err
 	}
 	defer func() { _ = b.plugin.Close() }()
+	if b.usage {
+		return r, (&usageBench{bench: b}).measure(ctx, r)
+	}
 	for i, device := range b.devices {
 		claim, err := b.makeClaim(ctx, fmt.Sprintf("gpu-%d", i), device, false)
 		if err != nil {
@@ -169,7 +172,7 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	if err := (partitionShareBench{b}).measure(ctx, r); err != nil {
 		return err
 	}
-	if err := (&usageBench{podClaims: podClaims{bench: b}}).measure(ctx, r); err != nil {
+	if err := (&usageBench{bench: b}).measure(ctx, r); err != nil {
 		return err
 	}
 	if err := b.load(ctx); err != nil {
@@ -280,27 +283,6 @@ func (b *bench) together(ctx context.Context, claims []*drapb.Claim, rounds int)
 		}
 	}
 	return o, nil
-}
-
-// restart starts the plugin anew with flags.
-func (b *bench) restart(ctx context.Context, flags ...string) error {
-	if err := b.node.Stop(); err != nil {
-		return err
-	}
-	b.node.SetFlags(flags...)
-	if err := b.node.Start(ctx); err != nil {
-		return err
-	}
-	if err := b.node.WaitReady(ctx); err != nil {
-		return err
-	}
-	next, err := workload.Dial(b.node.Socket())
-	if err != nil {
-		return err
-	}
-	_ = b.plugin.Close() // of the plugin that has ended
-	b.plugin = next
-	return nil
 }
 
 // load prepares claims that stay.

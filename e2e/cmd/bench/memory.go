@@ -23,28 +23,22 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	const looks, ticks = 40, 10
 	var seen []int
 	err := workload.Until(ctx, "the plugin to be idle", func(context.Context) (bool, string, error) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.PID()))
+		used, err := ticksOf(b.node.PID())
 		if err != nil {
 			return false, "", err
 		}
-		fields := strings.Fields(string(stat))
-		user, err1 := strconv.Atoi(fields[13])
-		system, err2 := strconv.Atoi(fields[14])
-		if err := errors.Join(err1, err2); err != nil {
-			return false, "", err
-		}
-		seen = append(seen, user+system)
+		seen = append(seen, used)
 		last := len(seen) - 1
 		return last >= looks && seen[last]-seen[last-looks] <= ticks, fmt.Sprintf("CPU ticks %v", seen[max(0, last-looks):]), nil
 	})
 	if err != nil {
 		return err
 	}
-	anonymous, err := b.memory("RssAnon")
+	anonymous, err := memoryOf(b.node.PID(), "RssAnon")
 	if err != nil {
 		return err
 	}
-	resident, err := b.memory("VmRSS")
+	resident, err := memoryOf(b.node.PID(), "VmRSS")
 	if err != nil {
 		return err
 	}
@@ -55,9 +49,21 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	return nil
 }
 
-// memory is a figure of the plugin's memory, in MB.
-func (b *bench) memory(name string) (float64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
+// ticksOf is the CPU time that a process has used, in ticks of ten milliseconds (USER_HZ, proc_pid_stat(5)).
+func ticksOf(pid int) (int, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read the plugin's CPU time: %w", err)
+	}
+	fields := strings.Fields(string(stat))
+	user, err1 := strconv.Atoi(fields[13])
+	system, err2 := strconv.Atoi(fields[14])
+	return user + system, errors.Join(err1, err2)
+}
+
+// memoryOf is a figure of a process's memory, in MB.
+func memoryOf(pid int, name string) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, fmt.Errorf("read the plugin's memory: %w", err)
 	}

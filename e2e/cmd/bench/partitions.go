@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -30,28 +31,39 @@ const (
 
 // sortDevices keeps the whole GPUs and the smallest partitions that the node publishes.
 func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
-	byGPU, uuids := map[string][]string{}, map[string]string{}
+	uuids := map[string]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
 			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
 				b.devices = append(b.devices, d.Name)
 				uuids[d.Name] = *d.Attributes["uuid"].StringValue
 			}
+		}
+	}
+	slices.Sort(b.devices)
+	b.partitions = smallestPartitions(list)
+	if len(b.devices) != 8 || len(b.partitions) != 8 {
+		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(b.partitions))
+	}
+	b.firstUUID = uuids[b.devices[0]]
+	return nil
+}
+
+// smallestPartitions are the devices of the smallest profile, by GPU, in the order of their names.
+func smallestPartitions(list *resourceapi.ResourceSliceList) (all [][]string) {
+	byGPU := map[string][]string{}
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
 			if id, _, ok := gpu.ParsePartitionName(d.Name); ok && id == smallest {
 				parent, _, _ := strings.Cut(d.Name, "-mig-")
 				byGPU[parent] = append(byGPU[parent], d.Name)
 			}
 		}
 	}
-	slices.Sort(b.devices)
-	for _, name := range b.devices {
-		b.partitions = append(b.partitions, byGPU[name])
+	for _, name := range slices.Sorted(maps.Keys(byGPU)) {
+		all = append(all, byGPU[name])
 	}
-	if len(b.devices) != 8 || len(byGPU) != 8 {
-		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(byGPU))
-	}
-	b.firstUUID = uuids[b.devices[0]]
-	return nil
+	return all
 }
 
 // partitionBench measures partitions.

@@ -48,6 +48,26 @@ func (b partitionShareBench) measure(ctx context.Context, r *report) (err error)
 	return b.restart(ctx)
 }
 
+func (b partitionShareBench) restart(ctx context.Context, flags ...string) error {
+	if err := b.node.Stop(); err != nil {
+		return err
+	}
+	b.node.SetFlags(flags...)
+	if err := b.node.Start(ctx); err != nil {
+		return err
+	}
+	if err := b.node.WaitReady(ctx); err != nil {
+		return err
+	}
+	next, err := workload.Dial(b.node.Socket())
+	if err != nil {
+		return err
+	}
+	_ = b.plugin.Close() // of the plugin that has ended
+	b.plugin = next
+	return nil
+}
+
 func (b partitionShareBench) share(ctx context.Context, name string) (*drapb.Claim, error) {
 	client := workload.Client{Cluster: b.cluster, Kube: b.client}
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30, gpu.CapacityCores: 10}

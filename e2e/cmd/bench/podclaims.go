@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // podClaims are claims of pods that never run. The pods have cgroups, without processes, as those that have ended.
 type podClaims struct {
 	*bench
+	// pool is that of the devices; empty for the node that is measured otherwise.
+	pool   string
 	claims []*drapb.Claim
 	pods   []types.UID
 	// of are the cgroups of each of the pods, groups all that were made.
@@ -39,7 +44,8 @@ func (b *podClaims) make(ctx context.Context, name, device string) error {
 	if err != nil {
 		return fmt.Errorf("create a pod: %w", err)
 	}
-	claim, err := b.makeClaim(ctx, name, device, false)
+	client := workload.Client{Cluster: b.cluster, Kube: b.client}
+	claim, err := client.Allocate(ctx, namespace, name, workload.OneGPU(cmp.Or(b.pool, b.cluster.NodeName()), device, false))
 	if err != nil {
 		return err
 	}

@@ -15,65 +15,83 @@ import (
 	"syscall"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// usageBench measures what it costs that the plugin looks at what claims use (--usage-every), with as many partitions as there can be. All
-// are prepared. One of each GPU is measured; the others have a process each that keeps them busy.
+// usageBench measures what it costs that the plugin looks at what claims use (--usage-every). There is a node for each interval, with as
+// many partitions as there can be, all prepared; one of each GPU is measured, and the others have a process each that keeps them busy. All
+// plugins run at once and are asked in turn, so that each sees the same machine. What a look costs in CPU time, all see, too: so that is
+// measured besides, while nothing is asked.
 type usageBench struct {
-	podClaims
-	// measured are the indexes of the claims that are.
-	measured []int
-	busy     []*exec.Cmd
-	clients  [][]string
+	*bench
+	nodes []*usageNode
 }
 
-// usages are how often the plugin looks, in the order in which they are measured; then in the other, as a machine that others use is not
-// the same from one minute to the next.
+// usages are how often plugins look.
 var usages = []struct{ every, name string }{{"0s", "no looks at usage"}, {"15s", "a look every 15 s"}, {"1s", "a look every second"}}
 
 const (
-	// usageSettles is how long the plugin is left alone after its start: it has looked at least twice by then.
+	// usageSettles is how long plugins are left alone: each has looked at least twice by then.
 	usageSettles = 20 * time.Second
-	// usageTime is how long claims are measured each time, and usageLooks how often its memory is looked at before.
-	usageTime  = 16 * time.Second
-	usageLooks = 20
-	// What the looks may cost: Prepare, and memory in MB.
+	// usageIdle is how long memory and CPU time are measured, usageEvery how often; then claims are, for usageTime.
+	usageIdle, usageEvery, usageTime = 30 * time.Second, 250 * time.Millisecond, time.Minute
+	// What looks at the default interval may cost: the time of Prepare, and memory in MB.
 	usageTimes, usageMemory = 1.05, 4
+	tick                    = 10 // milliseconds of CPU time
 )
 
-// usageCost is what was measured.
-type usageCost struct {
-	operations
-	memory []float64 // MB
+// usageNode is a node whose plugin looks so often.
+type usageNode struct {
+	podClaims
+	every, name string
+	node        *node.Node
+	plugin      *workload.Plugin
+	partitions  [][]string
+	// measured are the indexes of the claims that are measured.
+	measured []int
+	busy     []*exec.Cmd
+
+	prepared samples
+	memory   []float64 // MB
+	cpu      float64   // milliseconds of CPU time in a second
 }
 
 func (b *usageBench) measure(ctx context.Context, r *report) (err error) {
-	defer func() { err = errors.Join(err, b.clear(context.WithoutCancel(ctx))) }()
-	if err := b.fill(ctx); err != nil {
-		return err
-	}
-	costs := make([]usageCost, len(usages))
-	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}} {
-		for _, i := range order {
-			if err := b.measureEvery(ctx, &costs[i], usages[i].every); err != nil {
-				return fmt.Errorf("%s: %w", usages[i].name, err)
-			}
+	defer func() { err = errors.Join(err, b.clear()) }()
+	for i, u := range usages {
+		n := &usageNode{podClaims: podClaims{bench: b.bench, pool: fmt.Sprintf("bench-usage-%d", i)}, every: u.every, name: u.name}
+		b.nodes = append(b.nodes, n)
+		if err := n.start(ctx, 8*(i+1)); err != nil {
+			return fmt.Errorf("%s: %w", u.name, err)
+		}
+		if err := n.fill(ctx); err != nil {
+			return fmt.Errorf("%s: %w", u.name, err)
 		}
 	}
-	without := costs[0]
-	for i, c := range costs {
-		name := fmt.Sprintf("%d partitions, %d busy, %s: ", len(b.claims), len(b.busy), usages[i].name)
-		p50 := result{Name: name + "prepare p50", Value: millis(c.prepare.percentile(50)), Unit: "ms"}
-		memory := result{Name: name + "anonymous memory", Value: median(c.memory), Unit: "MB"}
-		if i > 0 {
-			drift := float64(c.floor.percentile(50)) / float64(without.floor.percentile(50))
-			p50.Limit, p50.Rule = usageTimes*drift*millis(without.prepare.percentile(50)), "1.05 x without, by the floor"
+	for _, step := range []func(context.Context) error{b.measureIdle, b.measureClaims} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	without := b.nodes[0]
+	for i, n := range b.nodes {
+		name := fmt.Sprintf("%d partitions, %d busy, %s: ", len(n.claims), len(n.busy), n.name)
+		p50 := result{Name: name + "prepare p50", Value: millis(n.prepared.percentile(50)), Unit: "ms"}
+		memory := result{Name: name + "anonymous memory", Value: median(n.memory), Unit: "MB"}
+		if i == 1 {
+			p50.Limit, p50.Rule = usageTimes*millis(without.prepared.percentile(50)), "1.05 x without, in turn"
 			memory.Limit, memory.Rule = median(without.memory)+usageMemory, "4 MB more than without"
 		}
 		r.add(p50)
-		r.add(result{Name: name + "prepare p99", Value: millis(c.prepare.percentile(99)), Unit: "ms"})
+		r.add(result{Name: name + "prepare p99", Value: millis(n.prepared.percentile(99)), Unit: "ms"})
 		r.add(memory)
+		r.add(result{Name: name + "CPU time in a second, idle", Value: n.cpu, Unit: "ms"})
 	}
 	return nil
 }
@@ -81,29 +99,142 @@ func (b *usageBench) measure(ctx context.Context, r *report) (err error) {
 // median of numbers.
 func median(of []float64) float64 { return slices.Sorted(slices.Values(of))[len(of)/2] }
 
-// fill prepares the claims, and has processes use the devices of all that are not measured.
-func (b *usageBench) fill(ctx context.Context) error {
-	place := map[string]int{} // by GPU and start, as the simulator lists partitions
-	for g, names := range b.partitions {
-		for i, name := range names {
-			if err := b.make(ctx, fmt.Sprintf("used-%d-%d", g, i), name); err != nil {
+// measureIdle measures memory and CPU time of plugins that are not asked for anything.
+func (b *usageBench) measureIdle(ctx context.Context) error {
+	if err := pause(ctx, usageSettles); err != nil {
+		return err
+	}
+	before := make([]int, len(b.nodes))
+	for _, n := range b.nodes {
+		if err := n.checkFigures(ctx); err != nil {
+			return fmt.Errorf("%s: %w", n.name, err)
+		}
+	}
+	began := time.Now()
+	for i, n := range b.nodes {
+		var err error
+		if before[i], err = ticksOf(n.node.PID()); err != nil {
+			return err
+		}
+	}
+	for time.Since(began) < usageIdle {
+		for _, n := range b.nodes {
+			memory, err := memoryOf(n.node.PID(), "RssAnon")
+			if err != nil {
 				return err
 			}
-			at := len(b.claims) - 1
+			n.memory = append(n.memory, memory)
+		}
+		if err := pause(ctx, usageEvery); err != nil {
+			return err
+		}
+	}
+	for i, n := range b.nodes {
+		used, err := ticksOf(n.node.PID())
+		if err != nil {
+			return err
+		}
+		n.cpu = float64(tick*(used-before[i])) / time.Since(began).Seconds()
+	}
+	return nil
+}
+
+// measureClaims asks the plugins in turn, each round one that another began with.
+func (b *usageBench) measureClaims(ctx context.Context) error {
+	began := time.Now()
+	for round := 0; time.Since(began) < usageTime; round++ {
+		for i := range b.nodes {
+			n := b.nodes[(round+i)%len(b.nodes)]
+			claim := n.claims[n.measured[round%len(n.measured)]]
+			if err := unprepare(ctx, n.plugin, claim); err != nil {
+				return err
+			}
+			if err := timed(&n.prepared, func() error { return prepare(ctx, n.plugin, claim) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clear ends the nodes.
+func (b *usageBench) clear() error {
+	var errs []error
+	for _, n := range slices.Backward(b.nodes) { // the first has made what the cgroups of all are in
+		if n.plugin != nil {
+			errs = append(errs, n.plugin.Close())
+		}
+		if n.node != nil && n.node.Running() {
+			errs = append(errs, n.node.Kill())
+		}
+		for _, cmd := range n.busy {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		errs = append(errs, n.removeGroups())
+	}
+	return errors.Join(errs...)
+}
+
+// start starts the plugin of a node, whose GPUs have device nodes from a minor number on.
+func (n *usageNode) start(ctx context.Context, minor int) error {
+	dir, err := n.cluster.GuestDir(n.pool)
+	if err != nil {
+		return err
+	}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.pool}, Spec: corev1.NodeSpec{Unschedulable: true}}
+	if _, err := n.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create node %s: %w", n.pool, err)
+	}
+	n.node = node.Attach(node.Options{Cluster: n.cluster, Bin: filepath.Join(n.source, "bin"), NodeName: n.pool, Dir: dir, Quiet: true,
+		Flags: []string{"--usage-every", n.every}})
+	if _, err := n.node.Sim(ctx, "create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)); err != nil {
+		return err
+	}
+	if err := n.node.Start(ctx); err != nil {
+		return err
+	}
+	if err := n.node.WaitReady(ctx); err != nil {
+		return err
+	}
+	if n.plugin, err = workload.Dial(n.node.Socket()); err != nil {
+		return err
+	}
+	list := &resourceapi.ResourceSliceList{}
+	return workload.Until(ctx, "the slices of "+n.pool, func(ctx context.Context) (_ bool, _ string, err error) {
+		list, err = n.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.pool})
+		if err != nil {
+			return false, "", err
+		}
+		n.partitions = smallestPartitions(list)
+		return len(n.partitions) == 8 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount,
+			fmt.Sprintf("%d slices", len(list.Items)), nil
+	})
+}
+
+// fill prepares the claims, and has processes use the devices of all that are not measured.
+func (n *usageNode) fill(ctx context.Context) error {
+	place := map[string]int{} // by GPU and start, as the simulator lists partitions
+	for g, names := range n.partitions {
+		for i, name := range names {
+			if err := n.make(ctx, fmt.Sprintf("%s-%d-%d", n.pool, g, i), name); err != nil {
+				return err
+			}
+			at := len(n.claims) - 1
 			if i == 0 {
-				b.measured = append(b.measured, at)
+				n.measured = append(n.measured, at)
 				continue
 			}
 			_, start, _ := gpu.ParsePartitionName(name)
 			place[fmt.Sprintf("%d %d", g, start)] = at
 		}
 	}
-	for _, claim := range b.claims {
-		if err := prepare(ctx, b.plugin, claim); err != nil {
+	for _, claim := range n.claims {
+		if err := prepare(ctx, n.plugin, claim); err != nil {
 			return err
 		}
 	}
-	partitions, err := b.node.Partitions(ctx)
+	partitions, err := n.node.Partitions(ctx)
 	if err != nil {
 		return err
 	}
@@ -113,97 +244,37 @@ func (b *usageBench) fill(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		if err := b.keepBusy(ctx, at, "--gpu", p.GPU, "--gi", p.GPUInstance, "--ci", p.ComputeInstance); err != nil {
+		if err := n.keepBusy(ctx, at, "--gpu", p.GPU, "--gi", p.GPUInstance, "--ci", p.ComputeInstance); err != nil {
 			return err
 		}
 	}
-	if len(b.busy) != len(place) || len(b.claims) != len(place)+len(b.measured) {
-		return fmt.Errorf("%d of %d partitions are busy", len(b.busy), len(place))
+	if len(n.busy) != len(place) || len(n.claims) != len(place)+len(n.measured) {
+		return fmt.Errorf("%d of %d partitions are busy", len(n.busy), len(place))
 	}
 	return nil
 }
 
 // keepBusy starts a process of a claim's pod that uses a device.
-func (b *usageBench) keepBusy(ctx context.Context, claim int, device ...string) error {
+func (n *usageNode) keepBusy(ctx context.Context, claim int, device ...string) error {
 	cmd := exec.CommandContext(ctx, "sleep", "3600")
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start a process: %w", err)
 	}
-	b.busy = append(b.busy, cmd)
+	n.busy = append(n.busy, cmd)
 	pid := strconv.Itoa(cmd.Process.Pid)
-	for _, group := range b.of[claim] {
+	for _, group := range n.of[claim] {
 		err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(pid), 0)
 		if err != nil && !errors.Is(err, syscall.ENOSPC) { // of cpuset, before anybody gives it processors
 			return fmt.Errorf("move a process into the cgroup of a pod: %w", err)
 		}
 	}
-	load := append([]string{"load", "--sm", "40", "--dram", "20", "--memory", "2Gi", "--pid", pid}, device...)
-	if _, err := b.node.Sim(ctx, load...); err != nil {
-		return err
-	}
-	b.clients = append(b.clients, append([]string{"--pid", pid}, device[:2]...))
-	return nil
-}
-
-// clear ends the processes and gives the claims back.
-func (b *usageBench) clear(ctx context.Context) error {
-	var errs []error
-	for _, client := range b.clients {
-		_, err := b.node.Sim(ctx, append([]string{"client", "remove"}, client...)...)
-		errs = append(errs, err)
-	}
-	for _, cmd := range b.busy {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
-	if err := b.restart(ctx); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	for _, claim := range b.claims {
-		errs = append(errs, unprepare(ctx, b.plugin, claim))
-	}
-	return errors.Join(append(errs, b.removeGroups())...)
-}
-
-// measureEvery measures a plugin that looks so often.
-func (b *usageBench) measureEvery(ctx context.Context, c *usageCost, every string) error {
-	if err := b.restart(ctx, "--usage-every="+every); err != nil {
-		return err
-	}
-	if err := pause(ctx, usageSettles); err != nil {
-		return err
-	}
-	if err := b.checkFigures(ctx, every); err != nil {
-		return err
-	}
-	for range usageLooks {
-		memory, err := b.memory("RssAnon")
-		if err != nil {
-			return err
-		}
-		c.memory = append(c.memory, memory)
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	for i, began := 0, time.Now(); time.Since(began) < usageTime; i++ {
-		claim := b.claims[b.measured[i%len(b.measured)]]
-		if err := timed(&c.floor, func() error { return b.floor(ctx, claim) }); err != nil {
-			return err
-		}
-		if err := unprepare(ctx, b.plugin, claim); err != nil {
-			return err
-		}
-		if err := timed(&c.prepare, func() error { return prepare(ctx, b.plugin, claim) }); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := n.node.Sim(ctx, append([]string{"load", "--sm", "40", "--dram", "20", "--memory", "2Gi", "--pid", pid}, device...)...)
+	return err
 }
 
 // checkFigures checks that the plugin has figures of the claims that are in use, or that it does not look.
-func (b *usageBench) checkFigures(ctx context.Context, every string) error {
-	all, err := b.node.Metrics(ctx)
+func (n *usageNode) checkFigures(ctx context.Context) error {
+	all, err := n.node.Metrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -213,8 +284,8 @@ func (b *usageBench) checkFigures(ctx context.Context, every string) error {
 			active++
 		}
 	}
-	want := len(b.busy)
-	if every == usages[0].every {
+	want := len(n.busy)
+	if n.every == usages[0].every {
 		want = 0
 	}
 	if active != want {
