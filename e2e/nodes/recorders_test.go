@@ -37,11 +37,11 @@ func record(t *testing.T, ctx context.Context) *recorders {
 	must(t, err)
 	plugins, err := podsOf(ctx, "plugin")
 	must(t, err)
-	registry, sockets := "", ""
+	registry := ""
 	for _, p := range env.places {
 		registry, err = p.GuestDir("registry")
 		must(t, err)
-		sockets, err = p.GuestDir("tap")
+		sockets, err := p.GuestDir("tap")
 		must(t, err)
 		link := filepath.Join(r.links, strconv.Itoa(p.index))
 		must(t, os.Symlink(p.HostPath(env.cluster.Dir()+"/"), link))
