@@ -58,6 +58,24 @@ func TestFreedFor(t *testing.T) {
 	}
 }
 
+// TestFreedFor_Restarted: a scheduler that has just started finds the nomination of a pod, and evicts pods for it on that node.
+func TestFreedFor_Restarted(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	b.run("n1", "web", "gpu", 0)
+	urgent := b.pod("urgent", "gpu")
+	urgent.Spec.Priority, urgent.Status.NominatedNodeName = new(int32(1000)), "n1"
+	b.host("", urgent)
+	shared, claim := b.plugin.shared, b.claims["web"]
+	b.plugin.cluster.mutex.Lock()
+	b.plugin.cluster.holds.podChanged(nil, urgent)
+	b.plugin.cluster.mutex.Unlock()
+	shared.Hold(urgent, "n1", results(claim), []*resourceapi.ResourceClaim{claim})
+	if by := shared.FreedFor(b.pod("other", "gpu"), claim); by == nil || by.UID != urgent.UID {
+		t.Errorf("the claim is freed for %v, want pod urgent", by)
+	}
+}
+
 func set(names []string) map[string]bool {
 	found := map[string]bool{}
 	for _, n := range names {

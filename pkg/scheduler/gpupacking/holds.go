@@ -81,7 +81,7 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	}
 	freed := map[types.UID][]Result{}
 	if h := c.holds.of[pod.UID]; h != nil && h.node == node {
-		freed = h.freed
+		maps.Copy(freed, h.freed) // which has none where the nomination was found at the API server
 	}
 	for _, claim := range victims {
 		freed[claim.UID] = results(claim)
