@@ -94,6 +94,9 @@ func nodeBack(t *testing.T, ctx context.Context) {
 		must(t, lost.pass(ctx, "back", tier))
 	}
 	lost.waitHoldsNothing(t, ctx)
+	if sockets := lost.entries(t, env.cluster.RegistryDir()); len(sockets) != 1 {
+		t.Errorf("sockets of plugins are %v, want that of the one that runs", sockets)
+	}
 	for _, p := range waitTiers(t, ctx, others) {
 		if restarts := p.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 			t.Errorf("pod %s on %s restarted %d times", p.Name, p.Spec.NodeName, restarts)

@@ -3,10 +3,13 @@
 package plugin
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
@@ -27,6 +30,25 @@ func acquire(dir string) (*lease, error) {
 		return nil, fmt.Errorf("mark the plugin as running: %w", err)
 	}
 	return &lease{file}, nil
+}
+
+// enter is acquire for a plugin that starts. If no other is running, it first removes the sockets of those that died with their node and
+// have another pod's UID in their names: the kubelet tries to register each socket that it finds, again and again
+// (pkg/kubelet/pluginmanager/reconciler).
+func enter(ctx context.Context, c *Config) (*lease, error) {
+	first, err := acquire(c.pluginDir())
+	if err != nil {
+		return nil, err
+	}
+	var swept error
+	if first.alone() {
+		swept = removeDeadSockets(ctx, c, c.DriverName)
+	}
+	first.release() // alone keeps others from starting, and may have lost the lock if there are others (flock(2))
+	if swept != nil {
+		klog.FromContext(ctx).Error(swept, "Removing the sockets of dead plugins failed", "dir", c.pluginDir())
+	}
+	return acquire(c.pluginDir())
 }
 
 // alone reports whether no other plugin is running, and if so prevents others from starting until release.

@@ -41,7 +41,7 @@ func (s *service) open(ctx context.Context) error {
 		}
 	}
 	if s.lease == nil {
-		if s.lease, err = acquire(s.config.pluginDir()); err != nil {
+		if s.lease, err = enter(ctx, &s.config); err != nil {
 			return err
 		}
 	}

@@ -201,16 +201,7 @@ func removeName(ctx context.Context, c *Config, driver string) error {
 	if c.HookDir != "" {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.HookDir, driver)))
 	}
-	sockets, err := filepath.Glob(filepath.Join(dir, "dra-*.sock"))
-	errs = append(errs, err)
-	for _, path := range sockets { // of plugins that were killed; their other sockets lie where the kubelet looks for plugins
-		if isListening(ctx, path) {
-			continue // another driver's
-		}
-		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "dra-"), ".sock"))
-		registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, driver, uid)
-		errs = append(errs, ignoreMissing(os.Remove(path)), ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))
-	}
+	errs = append(errs, removeDeadSockets(ctx, c, driver))
 	for _, file := range ownFiles {
 		interrupted, err := filepath.Glob(filepath.Join(dir, "."+file+"*")) // interrupted writes of it
 		errs = append(errs, err)
@@ -220,6 +211,22 @@ func removeName(ctx context.Context, c *Config, driver string) error {
 	}
 	for _, d := range []string{metadataTarget(c, driver), filepath.Join(dir, metadataDir), dir} {
 		_ = os.Remove(d) // stays if it is a mount, or another driver's
+	}
+	return errors.Join(errs...)
+}
+
+// removeDeadSockets removes the sockets of plugins that were killed, those of their registration with the kubelet included.
+func removeDeadSockets(ctx context.Context, c *Config, driver string) error {
+	sockets, err := filepath.Glob(filepath.Join(c.PluginsDir, driver, "dra-*.sock"))
+	errs := []error{err}
+	for _, path := range sockets {
+		if isListening(ctx, path) {
+			continue // another driver's
+		}
+		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "dra-"), ".sock"))
+		registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, driver, uid)
+		// This socket last: the other is what leads to it.
+		errs = append(errs, ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))), ignoreMissing(os.Remove(path)))
 	}
 	return errors.Join(errs...)
 }

@@ -5,10 +5,12 @@ package plugin
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -216,6 +218,52 @@ func TestRemoveFiles_CorruptRecords(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(c.nodeDir(), locksDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the locks are left: %v", err)
+	}
+}
+
+// TestEnter: a plugin that starts removes the sockets of one that died with its node, unless another plugin runs, and those that somebody
+// listens on stay.
+func TestEnter(t *testing.T) {
+	for name, others := range map[string]int{"alone": 0, "beside another": 1} {
+		t.Run(name, func(t *testing.T) {
+			c := leavingConfig(t)
+			dead := []string{
+				filepath.Join(c.pluginDir(), "dra-1234.sock"),
+				filepath.Join(c.RegistryDir, kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234")),
+			}
+			alive, err := net.Listen("unix", filepath.Join(c.pluginDir(), "dra-5678.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = alive.Close() }()
+			for range others {
+				other, err := acquire(c.pluginDir())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer other.release()
+			}
+			before := filesOf(t, c)
+			entered, err := enter(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer entered.release()
+			want := slices.DeleteFunc(before, func(file string) bool {
+				return others == 0 && slices.Contains(dead, filepath.Join(filepath.Dir(c.PluginsDir), file))
+			})
+			if diff := cmp.Diff(want, filesOf(t, c)); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+			next, err := acquire(c.pluginDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer next.release()
+			if entered.alone() {
+				t.Error("the plugin does not count as running")
+			}
+		})
 	}
 }
 
