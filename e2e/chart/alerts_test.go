@@ -24,8 +24,8 @@ func TestAlerts_Promtool(t *testing.T) {
 	ctx := tests.Bound(t, toolsTimeout)
 	promtool := filepath.Join(monitoringTools(t, ctx), "promtool")
 	for _, args := range [][]string{
-		{"check", "rules", "--lint=all", "--lint-fatal", chartDir + "/files/alerts.yaml"},
-		{"test", "rules", "testdata/alerts_test.yaml"},
+		{"check", "rules", "--lint=all", "--lint-fatal", chartDir + "/files/alerts.yaml", chartDir + "/files/opencost.yaml"},
+		{"test", "rules", "testdata/alerts_test.yaml", "testdata/opencost_test.yaml"},
 	} {
 		if out, err := exec.CommandContext(ctx, promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)

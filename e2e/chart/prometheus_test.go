@@ -42,7 +42,7 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 	exporter := httptest.NewServer(dcgm)
 	t.Cleanup(exporter.Close)
 	plugin := podOf(t, ctx, "plugin")
-	rules := find(mustRender(t, `metrics: {prometheusRule: {enabled: true, gpuPricesPerHour: {NVIDIA H100 80GB HBM3: 2.5}}}`),
+	rules := find(mustRender(t, `metrics: {prometheusRule: {enabled: true, gpuPricesPerHour: {NVIDIA H100 80GB HBM3: 2.5}, openCost: true}}`),
 		"PrometheusRule", "cleave").Object["spec"]
 	p := startPrometheus(t, ctx, tools, plugin.Status.PodIP+":8080", exporter.Listener.Addr().String(), rules)
 	p.eventually(t, ctx, `cleave_claim_duration_seconds_count{operation="prepare",outcome="ok",tier="mig"}`) // before there is any
@@ -74,6 +74,27 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 		t.Logf("%s: has data", title)
 	}
 	p.costs(t, ctx, queries)
+	p.openCost(t, ctx)
+}
+
+// openCost asks as OpenCost does for the GPUs of its allocations (queryFmtGPUsRequested of pkg/costmodel/allocation.go, without a cluster's
+// label): each pod has its part of a GPU, that of one with a series of kube-state-metrics is that one's.
+func (p prometheus) openCost(t *testing.T, ctx context.Context) {
+	t.Helper()
+	const query = `avg(avg_over_time(kube_pod_container_resource_requests{resource="nvidia_com_gpu", container!="", container!="POD", node!=""}[1m]))
+		by (container, pod, namespace, node)`
+	must(t, workload.Until(ctx, "OpenCost's requests", func(ctx context.Context) (bool, string, error) {
+		found, err := p.query(ctx, query)
+		got := map[string]string{}
+		for _, s := range found {
+			got[s.Metric["pod"]] = fmt.Sprintf("%s %s %s %.3f", s.Metric["namespace"], s.Metric["node"], s.Metric["container"], s.value())
+		}
+		want := map[string]string{}
+		for pod, part := range map[string]float64{"whole": 1, "part": 1. / 8, "slice-1": 1. / 4, "slice-2": 1. / 4, "mps": 1. / 8} {
+			want[pod] = fmt.Sprintf("%s node resource-claims %.3f", demo, part)
+		}
+		return cmp.Equal(want, got), cmp.Diff(want, got), err
+	}))
 }
 
 // costs waits until the pods' namespace and the free GPUs cost together what the node's eight GPUs do: a whole GPU, a seventh of one, a
