@@ -90,7 +90,8 @@ func (p prometheus) openCost(t *testing.T, ctx context.Context) {
 			got[s.Metric["pod"]] = fmt.Sprintf("%s %s %s %.3f", s.Metric["namespace"], s.Metric["node"], s.Metric["container"], s.value())
 		}
 		want := map[string]string{}
-		for pod, part := range map[string]float64{"whole": 1, "part": 1. / 8, "slice-1": 1. / 4, "slice-2": 1. / 4, "mps": 1. / 8} {
+		// A partition has 16 of 132 multiprocessors, a share its memory of all that is allocatable.
+		for pod, part := range map[string]float64{"whole": 1, "part": 16. / 132, "slice-1": .25, "slice-2": .25, "mps": .098} {
 			want[pod] = fmt.Sprintf("%s node resource-claims %.3f", demo, part)
 		}
 		return cmp.Equal(want, got), cmp.Diff(want, got), err

@@ -122,6 +122,7 @@ func TestNodes(t *testing.T) {
 		{Name: "recipes keep their promises", Run: recipes},
 		{Name: "two schedulers at once leave no pod behind", Run: twoSchedulers},
 		{Name: "urgent pods bump backfill", Run: prioritized},
+		{Name: "a spot notice moves work to another node", Run: noticed},
 		{Name: "repack restarts pods under load", Run: repacked},
 		{Name: "uninstall leaves nothing on any node", Run: uninstalled},
 	})

@@ -30,6 +30,7 @@ type options struct {
 	claims  int
 	modes   bool
 	usage   bool
+	compare string
 }
 
 func main() {
@@ -41,6 +42,7 @@ func main() {
 	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
 	flag.BoolVar(&o.modes, "modes", false, "measure changes of the MIG mode alone")
 	flag.BoolVar(&o.usage, "usage", false, "measure what looks at the usage of claims cost alone")
+	flag.StringVar(&o.compare, "compare", "", "measure other builds of the plugin beside this one alone, as in before=../before/bin,...")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
@@ -92,7 +94,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
 	}
-	if !o.modes && !o.usage {
+	if !o.modes && !o.usage && o.compare == "" {
 		if err := measurePacking(ctx, source, report); err != nil {
 			return err
 		}

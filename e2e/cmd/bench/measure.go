@@ -61,6 +61,9 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	if b.usage {
 		return r, (&usageBench{bench: b}).measure(ctx, r)
 	}
+	if b.compare != "" {
+		return r, (&comparison{bench: b}).measure(ctx, r)
+	}
 	for i, device := range b.devices {
 		claim, err := b.makeClaim(ctx, fmt.Sprintf("gpu-%d", i), device, false)
 		if err != nil {

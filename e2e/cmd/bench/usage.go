@@ -50,9 +50,11 @@ const (
 type usageNode struct {
 	podClaims
 	every, name string
-	node        *node.Node
-	plugin      *workload.Plugin
-	partitions  [][]string
+	// bin is the directory of the programs.
+	bin        string
+	node       *node.Node
+	plugin     *workload.Plugin
+	partitions [][]string
 	// measured are the indexes of the claims that are measured.
 	measured []int
 	busy     []*exec.Cmd
@@ -65,7 +67,8 @@ type usageNode struct {
 func (b *usageBench) measure(ctx context.Context, r *report) (err error) {
 	defer func() { err = errors.Join(err, b.clear()) }()
 	for i, u := range usages {
-		n := &usageNode{podClaims: podClaims{bench: b.bench, pool: fmt.Sprintf("bench-usage-%d", i)}, every: u.every, name: u.name}
+		n := &usageNode{podClaims: podClaims{bench: b.bench, pool: fmt.Sprintf("bench-usage-%d", i)}, every: u.every, name: u.name,
+			bin: filepath.Join(b.source, "bin")}
 		b.nodes = append(b.nodes, n)
 		if err := n.start(ctx, 8*(i+1)); err != nil {
 			return fmt.Errorf("%s: %w", u.name, err)
@@ -186,7 +189,7 @@ func (n *usageNode) start(ctx context.Context, minor int) error {
 	if _, err := n.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create node %s: %w", n.pool, err)
 	}
-	n.node = node.Attach(node.Options{Cluster: n.cluster, Bin: filepath.Join(n.source, "bin"), NodeName: n.pool, Dir: dir, Quiet: true,
+	n.node = node.Attach(node.Options{Cluster: n.cluster, Bin: n.bin, NodeName: n.pool, Dir: dir, Quiet: true,
 		Flags: []string{"--usage-every", n.every}})
 	if _, err := n.node.Sim(ctx, "create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)); err != nil {
 		return err
