@@ -170,7 +170,7 @@ func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 		name, key := g.PCI.DeviceName(), nodeslices.TaintOccupied
 		running := name == o.ModeRunning.GPU
 		switch {
-		case p.Memory.Modes[name].Reset != "" || running && o.ModeRunning.Reset != "":
+		case o.resetOf(name) != "" || running && o.ModeRunning.Reset != "":
 			key = nodeslices.TaintReset
 		case !running || g.MIG.Enabled == o.ModeRunning.Enable:
 			continue

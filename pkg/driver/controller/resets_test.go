@@ -87,6 +87,7 @@ func TestDesired_ResetFails(t *testing.T) {
 	b.ModesLeft = map[string]bool{b.device(2): true}
 	b.request(b.device(2))
 	b.wantOrder("with a change that was cut short", "2 off")
+	b.wantTaints("with a change that was cut short", b.device(2)) // otherwise the reset would wait for whoever gets it meanwhile
 	b.ModesLeft = nil
 	b.step(Inventory)
 	b.step(Publication)
