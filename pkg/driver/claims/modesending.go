@@ -24,7 +24,7 @@ type ending struct {
 // ending returns what a reset of a GPU ends; the caller holds its lock.
 func (m *Modes) ending(device string) *ending {
 	all := Under(m.ledger.id.Driver, m.ledger.index.on(device, "").all)
-	return &ending{m.partitions, slices.DeleteFunc(all, func(r *records.Record) bool { return !r.EndsWithGPU() })}
+	return &ending{m.partitions, slices.DeleteFunc(all, func(r *records.Record) bool { return !r.EndsWithReset(device) })}
 }
 
 // has reports whether a record is of a claim that has ended.
@@ -36,7 +36,7 @@ func (e *ending) has(r *records.Record) bool {
 func (e *ending) hasPartition(device string, part gpu.Partition) bool {
 	return e != nil && (e.partitions.ledger.layout(device).Has(part.Place()) || slices.ContainsFunc(e.claims, func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool {
-			return e.partitions.ledger.sessions.owns(d) && samePlace(*d.Partition, part)
+			return d.GPU == device && e.partitions.ledger.sessions.owns(d) && samePlace(*d.Partition, part)
 		})
 	}))
 }
@@ -44,7 +44,7 @@ func (e *ending) hasPartition(device string, part gpu.Partition) bool {
 // clear destroys the partitions as far as the driver does. It fails if one is in use.
 func (e *ending) clear(ctx context.Context, b *backend, g *gpu.GPU) error {
 	for _, r := range e.claims {
-		gone, err := e.partitions.destroy(ctx, b, r, nil)
+		gone, err := e.partitions.destroy(ctx, b, r, elsewhere(r, g.PCI.DeviceName()))
 		if err != nil && !awaitsReset(err) {
 			return err
 		}
@@ -59,6 +59,12 @@ func (e *ending) clear(ctx context.Context, b *backend, g *gpu.GPU) error {
 		return err
 	}
 	return nil
+}
+
+// elsewhere are the partitions of a record on other GPUs, which are not locked. The record itself may be written: whoever else does that
+// locks all of its GPUs, this one too.
+func elsewhere(r *records.Record, device string) []*records.Device {
+	return slices.DeleteFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == device })
 }
 
 // awaitsReset reports whether an error says that the driver does nothing with a GPU before its reset, and not that something uses it.
@@ -76,7 +82,8 @@ func (e *ending) note(ctx context.Context, g *gpu.GPU) {
 		errs = append(errs, p.writeLayout(g, nil, have.Offered))
 	}
 	for _, r := range e.claims {
-		errs = append(errs, writeGone(p.ledger, r, r.Partitions()))
+		ended := slices.DeleteFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU != device })
+		errs = append(errs, writeGone(p.ledger, r, ended))
 	}
 	if err := errors.Join(errs...); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not record that the partitions of a GPU ended with its reset", "gpu", device)

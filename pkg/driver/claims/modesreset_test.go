@@ -149,7 +149,7 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 			if what == "layout" {
 				b.Partitions.KeepLayouts(t.Context())
 			} else {
-				b.prepare("c", b.name(0, 5, 0))
+				b.prepare("c", b.name(0, 5, 0), b.name(1))
 			}
 			b.failsUntilReset(0, "nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy", "nvmlDeviceGetComputeRunningProcesses")
 			if what == "claim" {

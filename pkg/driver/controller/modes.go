@@ -299,7 +299,7 @@ func claimsOf(all []*records.Record) map[string]claimsUsing {
 			u := using[name]
 			list := &u.claims
 			switch {
-			case r.EndsWithGPU():
+			case r.EndsWithReset(name):
 				list = &u.ending
 			case r.State == records.Releasing:
 				list = &u.releasing
