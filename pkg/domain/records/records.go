@@ -109,6 +109,14 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(names)
 }
 
+// EndsWithReset reports whether of a claim that has ended nothing but partitions is left on a GPU, and no process of its pods. A reset of
+// the GPU ends these.
+func (r *Record) EndsWithReset(gpuDevice string) bool {
+	return r.State != Prepared && len(r.Pods) == 0 && !r.OtherConsumers && !slices.ContainsFunc(r.Devices, func(d Device) bool {
+		return d.GPU == gpuDevice && (d.Partition == nil || d.AdminAccess || d.Share != nil && d.Share.Kind == gpu.MPS)
+	})
+}
+
 // Store is the directory of a node's records, keyed by claim UID.
 type Store = store.Directory[types.UID, Record]
 

@@ -98,7 +98,7 @@ func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, l.foreign, errForeign)
 	defer cancel()
-	if err := lock.flock(ctx, filepath.Join(l.dir, filepath.Base(name)+".lock")); err != nil {
+	if err := lock.flock(ctx, filepath.Join(l.dir, filepath.Base(name)+".lock"), l.foreign); err != nil {
 		return err
 	}
 	held.locks = append(held.locks, lock)
@@ -133,7 +133,7 @@ func (l *Locks) get(name string) *gpuLock {
 
 // flock locks the GPU's file. The caller holds the semaphore, which is released on failure: immediately, or when no goroutine
 // waits in the kernel any more. A file that was deleted meanwhile locks nothing: the next caller creates a new one.
-func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
+func (g *gpuLock) flock(ctx context.Context, path string, foreign time.Duration) (err error) {
 	for {
 		if g.file == nil {
 			if g.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600); err != nil {
@@ -142,7 +142,10 @@ func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 			}
 		}
 		if waiting, err := flockFile(ctx, g.file); err != nil {
-			g.giveUp(waiting, errors.Is(err, errForeign))
+			if errors.Is(err, errForeign) {
+				foreign = 0 // it has been waited for
+			}
+			g.giveUp(waiting, foreign)
 			return err
 		}
 		if store.IsAt(g.file, path) {
@@ -153,21 +156,21 @@ func (g *gpuLock) flock(ctx context.Context, path string) (err error) {
 	}
 }
 
-// giveUp releases the semaphore once no goroutine waits in the kernel; waiting is nil if none does. Others do not wait for that if another
-// process has had the lock for long.
-func (g *gpuLock) giveUp(waiting <-chan struct{}, long bool) {
+// giveUp releases the semaphore once no goroutine waits in the kernel; waiting is nil if none does. After some more time, others do not
+// wait for that either: another process has had the lock for long, even if the one who gave up had little time.
+func (g *gpuLock) giveUp(waiting <-chan struct{}, after time.Duration) {
 	if waiting == nil {
 		<-g.semaphore
 		return
 	}
-	if long {
-		g.mu.Lock()
-		close(g.away)
-		g.mu.Unlock()
-	}
 	go func() {
-		<-waiting
-		if long {
+		select {
+		case <-waiting:
+		case <-time.After(after):
+			g.mu.Lock()
+			close(g.away)
+			g.mu.Unlock()
+			<-waiting
 			g.mu.Lock()
 			g.away = make(chan struct{})
 			g.mu.Unlock()

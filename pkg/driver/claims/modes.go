@@ -95,8 +95,7 @@ func (m *Modes) change(ctx context.Context, device string, enable bool) error {
 		if g.MIG.Enabled == enable {
 			return m.settle(ctx, b, g, left)
 		}
-		lay := func() error { return m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)) }
-		if err := m.checkIdle(ctx, b, g, lay); err != nil {
+		if err := m.checkIdle(ctx, b, g, nil); err != nil {
 			return err
 		}
 		klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", device, "uuid", g.UUID, "enable", enable)

@@ -29,14 +29,16 @@ const (
 	mostOvertaken = 100
 )
 
-// checkIdle fails unless no claim or process uses a GPU and it has no partitions; the caller holds its lock. Partitions that Cleave
-// created ahead of claims are destroyed by lay, as far as they have to go.
-func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, lay func() error) error {
+// checkIdle fails unless no claim or process uses a GPU and it has no partitions, but those that end with its reset; the caller holds its
+// lock. Partitions that Cleave created ahead of claims are destroyed, as far as they have to go. ends is nil for a change of the mode.
+func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *ending) error {
 	device := g.PCI.DeviceName()
 	var names []string
 	chosen := m.ledger.id.Driver
 	for _, r := range Under(chosen, m.ledger.index.on(device, "").all) {
-		names = append(names, r.Claim.String())
+		if !ends.has(r) {
+			names = append(names, r.Claim.String())
+		}
 	}
 	for _, c := range m.ledger.conflicts(device, chosen) {
 		names = append(names, c.String())
@@ -50,14 +52,15 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, lay func(
 	if err := m.checkUnprepared(ctx, device); err != nil {
 		return err
 	}
-	if err := m.checkPartitions(ctx, b, g, lay); err != nil {
+	if err := m.checkPartitions(ctx, b, g, ends); err != nil {
 		return err
 	}
-	pids, err := b.hardware.Processes(ctx, g.PCI)
-	if err != nil && !errors.Is(err, gpu.ErrNotSupported) {
-		return err
-	}
+	pids, listErr := b.hardware.Processes(ctx, g.PCI)
 	holders, err := m.gate.holders(ctx, g, nil)
+	// Until its reset a failed GPU may list no processes; the holders are all there are.
+	if listErr != nil && !errors.Is(listErr, gpu.ErrNotSupported) && (err != nil || !errors.Is(listErr, gpu.ErrResetRequired)) {
+		return listErr
+	}
 	if len(pids) > 0 {
 		return fmt.Errorf("%w by processes %v%s", gpu.ErrInUse, pids, describeHolders(holders))
 	}
@@ -116,10 +119,15 @@ func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool
 }
 
 // checkPartitions fails if a GPU has partitions that Cleave did not create, or that are in use.
-func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU, lay func() error) error {
+func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU, ends *ending) error {
 	device := g.PCI.DeviceName()
-	if m.ledger.layout(device) != nil {
-		if err := lay(); err != nil {
+	switch {
+	case ends != nil:
+		if err := ends.clear(ctx, b, g); err != nil {
+			return err
+		}
+	case m.ledger.layout(device) != nil:
+		if err := m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)); err != nil {
 			return err
 		}
 	}
@@ -127,6 +135,7 @@ func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU, lay
 	if err != nil {
 		return err
 	}
+	parts = slices.DeleteFunc(parts, func(part gpu.Partition) bool { return ends.hasPartition(device, part) })
 	if len(parts) > 0 {
 		return fmt.Errorf("%w: %s", gpu.ErrPartitioned, m.partitions.describe(device, &parts[0]))
 	}

@@ -24,14 +24,17 @@ func (m *Modes) resetFor(ctx context.Context, device, request string) error {
 		if m.Resets.load(ctx); m.Resets.Done() == request {
 			return nil // by the plugin that this one replaces
 		}
-		if err := m.checkIdle(ctx, b, g, func() error { return m.partitions.clearLayout(ctx, b, g) }); err != nil {
+		ends := m.ending(device)
+		if err := m.checkIdle(ctx, b, g, ends); err != nil {
 			return err
 		}
 		klog.FromContext(ctx).Info("Resetting a GPU on request", "gpu", device, "uuid", g.UUID, "request", request)
 		reset := false
 		err := m.perform(ctx, b, g, g.MIG.Enabled, left, func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
 			err := m.resetOnly(ctx, g, change)
-			reset = err == nil
+			if reset = err == nil; reset {
+				ends.note(ctx, g)
+			}
 			return err
 		})
 		if reset {

@@ -128,3 +128,48 @@ func TestModes_ResetNotRecorded(t *testing.T) {
 		t.Errorf("%d resets, want one", *count)
 	}
 }
+
+// failsUntilReset has the driver refuse to change the partitions of a GPU, as it needs a reset first.
+func (b *modeBed) failsUntilReset(i int, calls ...string) {
+	b.t.Helper()
+	for _, call := range calls {
+		_, err := b.other.Faults().Inject(sim.Fault{GPU: i, Call: call, Code: sim.CodeResetRequired})
+		must(b.t, err)
+	}
+}
+
+// A GPU fails, and the driver destroys no partition of it and lists no process before its reset. The partitions of Cleave end with the
+// reset, whether they are of the layout or of a claim whose pod has ended. What is created in their places afterwards is someone else's.
+func TestModes_ResetEndsPartitions(t *testing.T) {
+	for _, what := range []string{"layout", "claim"} {
+		t.Run(what, func(t *testing.T) {
+			b := newModeBed(t)
+			b.wants[0] = true
+			must(t, b.change(0))
+			if what == "layout" {
+				b.Partitions.KeepLayouts(t.Context())
+			} else {
+				b.prepare("c", b.name(0, 5, 0), b.name(1))
+			}
+			b.failsUntilReset(0, "nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy", "nvmlDeviceGetComputeRunningProcesses")
+			if what == "claim" {
+				b.unprepare("c")
+			}
+			count := b.resets()
+			if err := b.reset(0, "first"); err != nil || *count != 1 {
+				t.Fatalf("%d resets, %v; want one: nothing else makes the GPU usable again", *count, err)
+			}
+			must(t, b.other.Faults().Clear(0))
+			must(t, b.other.Init())
+			_, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(5, gpu.Placement{Start: 0, Size: 4})
+			must(t, err)
+			b.wants[0] = false
+			b.Recover(t.Context())
+			b.Partitions.KeepLayouts(t.Context())
+			if r := b.Ledger.Record("c"); r != nil {
+				t.Errorf("the claim stays on record: %v", r.State)
+			}
+			equal(t, "instances of others", 1, len(instancesOf(t, b.other)))
+		})
+	}
+}

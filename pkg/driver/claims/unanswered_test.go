@@ -161,3 +161,20 @@ func TestRecover_SupervisorFrozen(t *testing.T) {
 		}
 	})
 }
+
+// The first to wait for the lock of that process gives up early, as its caller has no time left. The next one waits for no longer than
+// for the lock itself.
+func TestAcquire_ForeignAfterAnotherGaveUp(t *testing.T) {
+	dir := t.TempDir()
+	one, two := openLocks(t, dir), openLocks(t, dir)
+	defer mustAcquire(t, two, "a").Release()
+	one.foreign = time.Second
+	if _, err := one.Acquire(endsAfter(t.Context(), 1), []string{"a"}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want %v", err, context.Canceled)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := one.Acquire(ctx, []string{"a"}); !errors.Is(err, errForeign) {
+		t.Errorf("got %v, want %v: a caller without a deadline waits for as long as the process has the lock", err, errForeign)
+	}
+}

@@ -138,7 +138,7 @@ func (p modes) consider(o *Observed) {
 			p.reportClaims(g, &m, allocated[name])
 		}
 		p.Memory.setMode(name, m)
-		settled := !m.Since.IsZero() && allocated[name].waits() == ""
+		settled := !m.Since.IsZero() && allocated[name].waits(reset != "") == ""
 		due := !o.Now.Before(m.next()) || !changes && m.Failures == 0
 		if p.mayChange(o) && (!changes || settled) && due {
 			p.Mode = &ModeOrder{name, target, reset}
@@ -170,7 +170,7 @@ func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 		name, key := g.PCI.DeviceName(), nodeslices.TaintOccupied
 		running := name == o.ModeRunning.GPU
 		switch {
-		case p.Memory.Modes[name].Reset != "" || running && o.ModeRunning.Reset != "":
+		case o.resetOf(name) != "" || running && o.ModeRunning.Reset != "":
 			key = nodeslices.TaintReset
 		case !running || g.MIG.Enabled == o.ModeRunning.Enable:
 			continue
@@ -212,7 +212,7 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 
 // reportClaims reports the claims that a change waits for, again when they change.
 func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
-	waits := using.waits()
+	waits := using.waits(m.Reset != "")
 	if waits == "" || m.Said == waits {
 		return
 	}
@@ -220,7 +220,7 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 	r := Report{
 		Log: "Waiting for claims to end before changing the MIG mode of a GPU",
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
-			"releasing", using.releasing},
+			"releasing", slices.Concat(using.releasing, using.ending)},
 		Reason:  reasonModePending,
 		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "will enter MIG mode", "will leave MIG mode"), waits),
 	}
@@ -270,12 +270,15 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ",
 // claimsUsing are the claims that have devices of a GPU, in order of records.
 type claimsUsing struct {
 	claims, admin []string
-	// releasing have ended, but their devices are not released yet.
-	releasing []string
+	// releasing have ended, but their devices are not released yet. Of those in ending only partitions are left, which end with a reset.
+	releasing, ending []string
 }
 
-// waits describes what must happen before no claim uses the GPU; empty if none does.
-func (c claimsUsing) waits() string {
+// waits describes what must happen before no claim uses the GPU, or before it can be reset; empty for nothing.
+func (c claimsUsing) waits(reset bool) string {
+	if !reset {
+		c.releasing = slices.Concat(c.releasing, c.ending)
+	}
 	var all []string
 	add := func(claims []string, words string) {
 		if len(claims) > 0 {
@@ -296,6 +299,8 @@ func claimsOf(all []*records.Record) map[string]claimsUsing {
 			u := using[name]
 			list := &u.claims
 			switch {
+			case r.EndsWithReset(name):
+				list = &u.ending
 			case r.State == records.Releasing:
 				list = &u.releasing
 			case !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.GPU == name && !d.AdminAccess }):

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
@@ -85,6 +87,7 @@ func TestDesired_ResetFails(t *testing.T) {
 	b.ModesLeft = map[string]bool{b.device(2): true}
 	b.request(b.device(2))
 	b.wantOrder("with a change that was cut short", "2 off")
+	b.wantTaints("with a change that was cut short", b.device(2)) // otherwise the reset would wait for whoever gets it meanwhile
 	b.ModesLeft = nil
 	b.step(Inventory)
 	b.step(Publication)
@@ -102,6 +105,20 @@ func TestDesired_ResetFails(t *testing.T) {
 		!strings.Contains(events[0], "cannot be reset yet: in use: open in dcgm (process 9). Next attempt in 5s") {
 		t.Errorf("Events = %q, want one", events)
 	}
+}
+
+// A reset waits for the pods of a claim, and not for a partition that is left of it: the driver of a failed GPU destroys none before.
+func TestDesired_ResetEndsPartitions(t *testing.T) {
+	b := newModeBed(t)
+	left := &records.Record{State: records.Releasing, Pods: []types.UID{"pod"}, Claim: records.Claim{Namespace: "ns", Name: "a", UID: "a"},
+		Devices: []records.Device{{GPU: b.device(2), Device: b.device(2) + "-mig-5-0", Partition: &gpu.Partition{}}}}
+	b.Allocations = []*records.Record{left}
+	b.request(b.device(2))
+	b.after(time.Hour)
+	b.wantOrder("with processes of the pod", "")
+	left.Pods = nil
+	b.step(Allocations)
+	b.wantOrder("with a partition", "2 reset")
 }
 
 func TestDesired_ResetOfNoGPU(t *testing.T) {

@@ -74,19 +74,27 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	if c == nil {
 		return
 	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if !c.holds.pends(pod) {
-		return // its last event was before this call
+	c.holds.tell(c.holds.begin(pod, node, devices, victims))
+}
+
+// begin implements Hold, and returns the node where the pod had a hold before, if that was another one.
+func (h *holds) begin(pod *corev1.Pod, node string, devices []Result, victims []*resourceapi.ResourceClaim) (left string) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if !h.pends(pod) {
+		return "" // its last event was before this call
 	}
 	freed := map[types.UID][]Result{}
-	if h := c.holds.of[pod.UID]; h != nil && h.node == node {
-		maps.Copy(freed, h.freed) // which has none where the nomination was found at the API server
+	if before := h.of[pod.UID]; before != nil && before.node == node {
+		maps.Copy(freed, before.freed) // which has none where the nomination was found at the API server
+	} else if before != nil {
+		left = before.node
 	}
 	for _, claim := range victims {
 		freed[claim.UID] = results(claim)
 	}
-	c.holds.add(pod, node, devices, true, freed)
+	h.add(pod, node, devices, true, freed)
+	return left
 }
 
 // pends reports whether a pod waits for a node, as far as the informer knows.

@@ -219,6 +219,32 @@ func TestHold_Wakes(t *testing.T) {
 	}
 }
 
+// TestHold_WakesWhereItWas: a pod is to go to another node than first. What was held for it is there for others, who are tried again: no
+// event of the API server says so.
+func TestHold_WakesWhereItWas(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	b.run("n2", "low", "gpu", 0)
+	urgent := b.pod("urgent", "gpu")
+	urgent.Spec.Priority = new(int32(1000))
+	b.host("", urgent)
+	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
+	b.plugin.shared.Hold(urgent, "n1", whole, nil)
+	if b.fits("small", "1g.12gb", 0) {
+		t.Fatal("a pod fits beside what is held")
+	}
+	for _, tt := range []struct {
+		node string
+		want []string
+	}{{"n1", nil}, {"n2", []string{"default/small"}}} {
+		b.activated = nil
+		b.plugin.shared.Hold(urgent, tt.node, whole, nil)
+		if diff := cmp.Diff(tt.want, b.activated); diff != "" {
+			t.Errorf("tried again when it is to go to %s (-want +got):\n%s", tt.node, diff)
+		}
+	}
+}
+
 // TestHold_Two: the more important of two holds comes first, and one does not keep what the other needs.
 func TestHold_Two(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
