@@ -93,8 +93,8 @@ func (r *Rule) OfferedTiers() []Tier {
 type MIGPolicy struct {
 	// Mode; layout where one is given, else onDemand.
 	Mode MIGMode `json:"mode,omitempty"`
-	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
-	// profiles and those with media engines (+me).
+	// Profiles that are made on demand, by name such as 1g.10gb. Where nothing is said: all plain profiles and those with
+	// media engines (+me), but not those with all of them, none, or graphics (+me.all, -me, +gfx).
 	Profiles []string `json:"profiles,omitempty"`
 	// Layout is how many partitions of each profile a GPU is kept partitioned into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`

@@ -185,22 +185,16 @@ func (r *Rule) validateModeChange(path *field.Path) field.ErrorList {
 	}
 }
 
-// profileName is the syntax of names of profiles, offered or not: 1g.10gb, 1g.10gb+me, 1g.24gb+gfx, 1g.10gb-me. The driver rounds
+// profileName is the syntax of names of profiles: 1g.10gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx, 1g.24gb-me. The driver rounds
 // memory to whole gigabytes.
-var profileName = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+-][a-z.]+)*$`)
+var profileName = regexp.MustCompile(offeredProfile)
 
-// checkProfile rejects profiles that are not offered on any board. policy.Check knows those of a board.
+// checkProfile rejects what is the name of no profile. policy.Check knows those of a board.
 func checkProfile(path *field.Path, name string) field.ErrorList {
-	var why string
-	switch plain, extra, _ := strings.Cut(name, "+"); {
-	case !profileName.MatchString(name):
-		why = "must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me"
-	case strings.Contains(plain, "-") || extra != "" && extra != "me":
-		why = fmt.Sprintf("is not offered: Cleave offers plain profiles, and with media engines +me: use %s", strings.SplitN(plain, "-", 2)[0])
-	default:
-		return nil
+	if !profileName.MatchString(name) {
+		return field.ErrorList{field.Invalid(path, name, "must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me")}
 	}
-	return field.ErrorList{field.Invalid(path, name, why)}
+	return nil
 }
 
 func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
