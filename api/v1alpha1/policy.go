@@ -238,6 +238,8 @@ type TimeSlicePolicy struct {
 	Memory *MemoryCut `json:"memory,omitempty"`
 	// Interval of claims that ask for none; the driver's where nothing is said.
 	Interval Interval `json:"interval,omitempty"`
+	// Placement of shares on the GPUs of a node; default pack.
+	Placement SharePlacement `json:"placement,omitempty"`
 }
 
 // MPSPolicy is how a GPU is shared by an MPS server.
@@ -253,6 +255,8 @@ type MPSPolicy struct {
 	SharedMemory *resource.Quantity `json:"sharedMemory,omitempty"`
 	// Priority of claims that ask for none; default Normal.
 	Priority Priority `json:"priority,omitempty"`
+	// Placement of shares on the GPUs of a node; default pack.
+	Placement SharePlacement `json:"placement,omitempty"`
 }
 
 // MemoryCut bounds the amounts of memory of one share. Requests are rounded up to the minimum, and above it by steps.

@@ -73,6 +73,7 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[Tier]():               texts(Tiers()),
 	reflect.TypeFor[MIGMode]():            texts(MIGModes()),
 	reflect.TypeFor[ModeChange]():         texts(ModeChanges()),
+	reflect.TypeFor[SharePlacement]():     texts(SharePlacements()),
 	reflect.TypeFor[HealthReaction]():     texts(HealthReactions()),
 	reflect.TypeFor[Interval]():           texts(Intervals()),
 	reflect.TypeFor[Priority]():           texts(Priorities()),

@@ -120,6 +120,9 @@ func (t *TimeSlicePolicy) validate(path *field.Path) field.ErrorList {
 	}
 	errs := between(path.Child("shares"), t.Shares, MaxTimeSliceShares)
 	errs = append(errs, t.Memory.validate(path.Child("memory"))...)
+	if t.Placement != "" {
+		errs = append(errs, oneOf(path.Child("placement"), t.Placement, SharePlacements())...)
+	}
 	if t.Interval != "" {
 		errs = append(errs, oneOf(path.Child("interval"), t.Interval, Intervals())...)
 	}
@@ -134,6 +137,9 @@ func (m *MPSPolicy) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, m.Memory.validate(path.Child("memory"))...)
 	errs = append(errs, m.Cores.validate(path.Child("cores"))...)
 	errs = append(errs, atLeast(path.Child("sharedMemory"), m.SharedMemory)...)
+	if m.Placement != "" {
+		errs = append(errs, oneOf(path.Child("placement"), m.Placement, SharePlacements())...)
+	}
 	if m.Priority != "" {
 		errs = append(errs, oneOf(path.Child("priority"), m.Priority, Priorities())...)
 	}

@@ -95,6 +95,12 @@ func TestValidate_Rules(t *testing.T) {
 		"mig: {mode: existing, share: [{profile: 3g.40gb, mps: {}}]}":                                    nil,
 		"mig: {layout: {3g.40gb: 2}, share: [{profile: 3g.40gb, mps: {}}]}":                              nil,
 		"mig: {layout: {4g.40gb: 1}, share: [{profile: 3g.40gb, mps: {}}]}":                              {`rules[0].mig.share[0].profile: Invalid value: "3g.40gb": the layout has no partition of it, so there is none to share: add it to mig.layout, or remove it here`},
+		"timeSlice: {placement: spread}, mps: {placement: pack}":                                         nil,
+		"mig: {share: [{profile: 3g.40gb, mps: {placement: spread}}]}":                                   nil,
+		"timeSlice: {placement: distributed}, mps: {placement: Spread}": {
+			`rules[0].timeSlice.placement: Unsupported value: "distributed": supported values: "pack", "spread"`,
+			`rules[0].mps.placement: Unsupported value: "Spread": supported values: "pack", "spread"`,
+		},
 		"mig: {share: []}":                                {"rules[0].mig.share: Required value: name a profile whose partitions are shared, such as {profile: 3g.40gb, mps: {shares: 8}}, or leave it out"},
 		"mig: {share: [{profile: 3g.40gb}]}":              {"rules[0].mig.share[0]: Required value: say how partitions of profile 3g.40gb are shared: mps: {} or timeSlice: {}"},
 		"mig: {share: [{mps: {}}]}":                       {`rules[0].mig.share[0].profile: Invalid value: "": ` + profile},
