@@ -260,7 +260,10 @@ func TestApply_SharingDefaults(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	const h100 = "NVIDIA H100 80GB HBM3 has no profile 1g.5gb: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+	const (
+		has  = "it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+		h100 = "NVIDIA H100 80GB HBM3 has no profile 1g.5gb: " + has
+	)
 	tests := []struct {
 		model, rules string
 		want         []string
@@ -275,7 +278,7 @@ func TestCheck(t *testing.T) {
 		}},
 		{"hgx-h100", "{match: {productNames: [NVIDIA A30]}, mig: {layout: {1g.10gb: 100}}}", nil},
 		{"hgx-h100", "{mig: {mode: existing}}", nil},
-		{"hgx-h100", "{mig: {profiles: [1g.10gb-me]}}", []string{"rules[0].mig.profiles[0]: NVIDIA H100 80GB HBM3 has no profile 1g.10gb-me: " + h100[strings.Index(h100, "it has"):]}},
+		{"hgx-h100", "{mig: {profiles: [1g.10gb-me]}}", []string{"rules[0].mig.profiles[0]: NVIDIA H100 80GB HBM3 has no profile 1g.10gb-me: " + has}},
 		{"rtx-pro-6000", "{mig: {layout: {1g.24gb+me.all: 1, 2g.48gb-me: 1, 1g.24gb-me: 1}}}", nil},
 		{"rtx-pro-6000", "{mig: {layout: {1g.24gb+me.all: 1, 1g.24gb+gfx: 1}}}", []string{
 			"rules[0].mig.layout: 1g.24gb+me.all ×1 and 1g.24gb+gfx ×1 do not fit an NVIDIA RTX PRO 6000 Blackwell Server Edition; free after 1g.24gb+me.all ×1: 1g.24gb-me ×3 or 2g.48gb-me ×1",
