@@ -93,8 +93,8 @@ func (r *Rule) OfferedTiers() []Tier {
 type MIGPolicy struct {
 	// Mode; layout where one is given, else onDemand.
 	Mode MIGMode `json:"mode,omitempty"`
-	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
-	// profiles and those with media engines (+me).
+	// Profiles that are made on demand, by name such as 1g.10gb. Where nothing is said: all plain profiles and those with
+	// media engines (+me), but not those with all of them, none, or graphics (+me.all, -me, +gfx).
 	Profiles []string `json:"profiles,omitempty"`
 	// Layout is how many partitions of each profile a GPU is kept partitioned into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`
@@ -238,6 +238,8 @@ type TimeSlicePolicy struct {
 	Memory *MemoryCut `json:"memory,omitempty"`
 	// Interval of claims that ask for none; the driver's where nothing is said.
 	Interval Interval `json:"interval,omitempty"`
+	// Placement of shares on the GPUs of a node; default pack.
+	Placement SharePlacement `json:"placement,omitempty"`
 }
 
 // MPSPolicy is how a GPU is shared by an MPS server.
@@ -253,6 +255,8 @@ type MPSPolicy struct {
 	SharedMemory *resource.Quantity `json:"sharedMemory,omitempty"`
 	// Priority of claims that ask for none; default Normal.
 	Priority Priority `json:"priority,omitempty"`
+	// Placement of shares on the GPUs of a node; default pack.
+	Placement SharePlacement `json:"placement,omitempty"`
 }
 
 // MemoryCut bounds the amounts of memory of one share. Requests are rounded up to the minimum, and above it by steps.

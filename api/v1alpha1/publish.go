@@ -4,6 +4,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -53,6 +54,9 @@ const (
 // QuotaCounters lists them.
 func QuotaCounters() []QuotaCounter { return []QuotaCounter{QuotaMemory, QuotaMultiprocessors} }
 
+// omittable are the names that omitProfiles can have.
+var omittable = regexp.MustCompile(omittedProfile)
+
 // MediaProfiles stands, in omitProfiles, for all profiles with media engines.
 const MediaProfiles = "+me"
 
@@ -83,8 +87,12 @@ func (p *PublishPolicy) validate(path *field.Path, r *Rule) field.ErrorList {
 		errs = append(errs, field.Forbidden(at, fmt.Sprintf("it is for mode %s, and the mode is %s: remove one of the two", MIGOnDemand, mode)))
 	}
 	for i, name := range p.OmitProfiles {
-		if name != MediaProfiles {
-			errs = append(errs, checkProfile(at.Index(i), name)...)
+		switch wrong := checkProfile(at.Index(i), name); {
+		case name == MediaProfiles:
+		case len(wrong) > 0:
+			errs = append(errs, wrong...)
+		case !omittable.MatchString(name):
+			errs = append(errs, field.Invalid(at.Index(i), name, "is offered only if mig.profiles names it: remove it"))
 		}
 		if slices.Contains(p.OmitProfiles[:i], name) {
 			errs = append(errs, field.Duplicate(at.Index(i), name))

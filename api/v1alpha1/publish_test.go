@@ -29,6 +29,9 @@ func TestValidate_Publish(t *testing.T) {
 		}},
 		"counters that are none": {`publish: {counters: [slices]}`, []string{`rules[0].publish.counters[0]: Unsupported value: "slices"`}},
 		"no profile":             {`publish: {omitProfiles: [+gfx]}`, []string{`rules[0].publish.omitProfiles[0]: Invalid value: "+gfx"`}},
+		"not offered anyway": {`publish: {omitProfiles: [1g.24gb-me, 1g.24gb]}`, []string{
+			`rules[0].publish.omitProfiles[0]: Invalid value: "1g.24gb-me": is offered only if mig.profiles names it: remove it`,
+		}},
 		"profiles, twice": {`mig: {profiles: [1g.10gb]}, publish: {omitProfiles: [+me]}`, []string{
 			`rules[0].publish.omitProfiles: Forbidden: mig.profiles says which profiles there are`,
 		}},

@@ -32,7 +32,7 @@ type Schema struct {
 const (
 	quantityPattern = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
 	namePattern     = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
-	offeredProfile  = `^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?$`
+	offeredProfile  = `^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me|\+me\.all|\+gfx|-me)?$`
 	omittedProfile  = `^([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?|\+me)$`
 )
 
@@ -41,17 +41,17 @@ var bounds = map[string]func(*Schema){
 	"NodePolicy.rules":    func(s *Schema) { s.MaxItems = MaxRules },
 	"PolicyMetadata.name": func(s *Schema) { s.like(namePattern, "the value of a node label, such as training") },
 	"MIGPolicy.profiles": func(s *Schema) {
-		s.Items.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
+		s.Items.like(offeredProfile, "a MIG profile, such as 1g.10gb or 1g.10gb+me")
 	},
 	"MIGPolicy.layout": func(s *Schema) {
-		s.PropertyNames.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
+		s.PropertyNames.like(offeredProfile, "a MIG profile, such as 1g.10gb or 1g.10gb+me")
 		s.AdditionalProperties.(*Schema).Minimum = num(1)
 	},
 	"PartitionShare.profile": func(s *Schema) {
-		s.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
+		s.like(offeredProfile, "a MIG profile, such as 1g.10gb or 1g.10gb+me")
 	},
 	"PublishPolicy.omitProfiles": func(s *Schema) {
-		s.Items.like(omittedProfile, "a MIG profile that is offered, such as 1g.10gb+me, or +me for all with media engines")
+		s.Items.like(omittedProfile, "a MIG profile that is offered unasked, such as 1g.10gb+me, or +me for all of that kind")
 	},
 	"HealthPolicy.ignoreXIDs": func(s *Schema) { s.Items.Minimum = num(0) },
 	"Match.productNames":      func(s *Schema) { s.Items.like(`\S`, "a product as nvidia-smi -L has it") },
@@ -73,6 +73,7 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[Tier]():               texts(Tiers()),
 	reflect.TypeFor[MIGMode]():            texts(MIGModes()),
 	reflect.TypeFor[ModeChange]():         texts(ModeChanges()),
+	reflect.TypeFor[SharePlacement]():     texts(SharePlacements()),
 	reflect.TypeFor[HealthReaction]():     texts(HealthReactions()),
 	reflect.TypeFor[Interval]():           texts(Intervals()),
 	reflect.TypeFor[Priority]():           texts(Priorities()),

@@ -120,6 +120,9 @@ func (t *TimeSlicePolicy) validate(path *field.Path) field.ErrorList {
 	}
 	errs := between(path.Child("shares"), t.Shares, MaxTimeSliceShares)
 	errs = append(errs, t.Memory.validate(path.Child("memory"))...)
+	if t.Placement != "" {
+		errs = append(errs, oneOf(path.Child("placement"), t.Placement, SharePlacements())...)
+	}
 	if t.Interval != "" {
 		errs = append(errs, oneOf(path.Child("interval"), t.Interval, Intervals())...)
 	}
@@ -134,6 +137,9 @@ func (m *MPSPolicy) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, m.Memory.validate(path.Child("memory"))...)
 	errs = append(errs, m.Cores.validate(path.Child("cores"))...)
 	errs = append(errs, atLeast(path.Child("sharedMemory"), m.SharedMemory)...)
+	if m.Placement != "" {
+		errs = append(errs, oneOf(path.Child("placement"), m.Placement, SharePlacements())...)
+	}
 	if m.Priority != "" {
 		errs = append(errs, oneOf(path.Child("priority"), m.Priority, Priorities())...)
 	}
@@ -185,22 +191,16 @@ func (r *Rule) validateModeChange(path *field.Path) field.ErrorList {
 	}
 }
 
-// profileName is the syntax of names of profiles, offered or not: 1g.10gb, 1g.10gb+me, 1g.24gb+gfx, 1g.10gb-me. The driver rounds
+// profileName is the syntax of names of profiles: 1g.10gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx, 1g.24gb-me. The driver rounds
 // memory to whole gigabytes.
-var profileName = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+-][a-z.]+)*$`)
+var profileName = regexp.MustCompile(offeredProfile)
 
-// checkProfile rejects profiles that are not offered on any board. policy.Check knows those of a board.
+// checkProfile rejects what is the name of no profile. policy.Check knows those of a board.
 func checkProfile(path *field.Path, name string) field.ErrorList {
-	var why string
-	switch plain, extra, _ := strings.Cut(name, "+"); {
-	case !profileName.MatchString(name):
-		why = "must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me"
-	case strings.Contains(plain, "-") || extra != "" && extra != "me":
-		why = fmt.Sprintf("is not offered: Cleave offers plain profiles, and with media engines +me: use %s", strings.SplitN(plain, "-", 2)[0])
-	default:
-		return nil
+	if !profileName.MatchString(name) {
+		return field.ErrorList{field.Invalid(path, name, "must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me")}
 	}
-	return field.ErrorList{field.Invalid(path, name, why)}
+	return nil
 }
 
 func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {

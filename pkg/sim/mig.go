@@ -310,8 +310,13 @@ func beginListing(d MIG, call string) error {
 	return d.node.enter(call, d.index)
 }
 
-// profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT.
-const profileEnums = 18
+// profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT, fewerProfileEnums that of a driver with QuirkFewerProfiles.
+const profileEnums, fewerProfileEnums = 18, 13
+
+// knowsProfile reports whether the node's driver knows a profile enum.
+func (c *core) knowsProfile(enum int) bool {
+	return enum >= 0 && enum < profileEnums && (enum < fewerProfileEnums || !c.has(QuirkFewerProfiles))
+}
 
 // ProfileByEnum is GPUInstanceProfileInfo with all data of the simulation.
 func (d MIG) ProfileByEnum(enum int) (*Profile, error) {
@@ -344,7 +349,7 @@ func (d MIG) profileByEnum(call string, enum int) (*Profile, error) {
 	if d.board.MIG == nil {
 		return nil, d.noMIG(call)
 	}
-	if enum < 0 || enum >= profileEnums {
+	if !d.node.knowsProfile(enum) {
 		return nil, fail(call, CodeInvalidArgument, "profile enum %d", enum)
 	}
 	p := d.board.profileByEnum(enum)
@@ -357,7 +362,7 @@ func (d MIG) profileByEnum(call string, enum int) (*Profile, error) {
 // profileByID finds the profile of a profile ID.
 func (d MIG) profileByID(call string, id int) (*Profile, error) {
 	p := d.board.profileByID(id)
-	if p == nil {
+	if p == nil || !d.node.knowsProfile(p.Enum) {
 		return nil, fail(call, CodeNotSupported, "%s has no profile of ID %d (that is not the enum)", d.board.Product, id)
 	}
 	return p, nil

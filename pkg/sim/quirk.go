@@ -41,6 +41,9 @@ const (
 	// QuirkModeInMIG: a GPU in MIG mode returns its previous compute mode, as RM's query does (open-gpu-kernel-modules 595.45.04,
 	// subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); NVML's behaviour is unknown.
 	QuirkModeInMIG Quirk = "compute-mode-in-mig"
+	// QuirkFewerProfiles: the driver knows no profiles with all or none of the media engines. NVML_GPU_INSTANCE_PROFILE_COUNT was 0xD
+	// (github.com/vllm-project/vllm v0.10.1, vllm/third_party/pynvml.py) before they came; it is 0x12 in go-nvml v0.13.4-0.
+	QuirkFewerProfiles Quirk = "fewer-profiles"
 	// QuirkFewerInstances: at most three GPU instances can be created, despite free placements and capacity. "QA observed only 3
 	// creatable 1g instances on a 61x Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure).
 	QuirkFewerInstances Quirk = "fewer-instances"
@@ -55,8 +58,9 @@ const (
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFewerInstances, QuirkFirstInstanceInUse, QuirkListsInMIGMode,
-		QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
+		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFewerInstances, QuirkFewerProfiles, QuirkFirstInstanceInUse,
+		QuirkListsInMIGMode, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset,
+		QuirkWrongCounts,
 	}
 }
 

@@ -110,7 +110,7 @@ func profilesOfClasses() ([]string, error) {
 	for _, class := range classes {
 		profile, is := strings.CutPrefix(strings.TrimSuffix(class.Name, ".cleave.dev"), "mig-")
 		if is && profile != "timeslice" && profile != "mps" {
-			profiles = append(profiles, strings.ReplaceAll(profile, ".me", "+me"))
+			profiles = append(profiles, strings.NewReplacer(".me", "+me", ".gfx", "+gfx").Replace(profile))
 		}
 	}
 	return profiles, nil

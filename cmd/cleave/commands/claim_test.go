@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/tools/shortform"
 )
 
 const publishing = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: default}\n" +
@@ -109,6 +111,24 @@ func TestClaim_Usage(t *testing.T) {
 		got := cleave(t, append([]string{"claim"}, args...)...)
 		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, want) || got.stdout != "" {
 			t.Errorf("%q: got %d, %s%s, want %s", args, got.code, got.stdout, got.stderr, want)
+		}
+	}
+}
+
+// Names of profiles come from those of classes.
+func TestClaim_Profiles(t *testing.T) {
+	profiles, err := profilesOfClasses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"1g.10gb", "1g.10gb+me", "1g.24gb+gfx", "2g.48gb+me.all", "1g.24gb-me"} {
+		if !slices.Contains(profiles, name) {
+			t.Errorf("%s is not among %q", name, profiles)
+		}
+	}
+	for _, name := range profiles {
+		if _, err := shortform.Parse("1 "+name, profiles); err != nil {
+			t.Errorf("1 %s: %v", name, err)
 		}
 	}
 }

@@ -114,8 +114,8 @@ func TestImport_OutputDir(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	want := []string{"deviceclasses.yaml", "policies/all-1g.10gb.yaml", "policies/all-1g.5gb.me.yaml", "policies/all-balanced.yaml",
-		"policies/all-disabled.yaml", "policies/all-enabled.yaml"}
+	want := []string{"deviceclasses.yaml", "policies/all-1g.10gb.yaml", "policies/all-1g.24gb-me.yaml", "policies/all-1g.24gb.gfx.yaml",
+		"policies/all-1g.5gb.me.yaml", "policies/all-balanced.yaml", "policies/all-disabled.yaml", "policies/all-enabled.yaml"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
@@ -265,8 +265,8 @@ func TestValidate_ImportFormat(t *testing.T) {
 	got := cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-balanced", "--node-model", "hgx-h100",
 		"-f", "../../../deployments/examples/mig-pair-4g-3g.yaml")
 	for _, want := range []string{
-		"note: " + parted + ": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent",
-		parted + ": ok: NodePolicy all-1g.10gb, NodePolicy all-1g.5gb.me, NodePolicy all-balanced",
+		"note: " + parted + ": mig-configs[all-enabled][0].mig-devices: {}",
+		parted + ": ok: NodePolicy all-1g.10gb, NodePolicy all-1g.24gb-me, NodePolicy all-1g.24gb.gfx, NodePolicy all-1g.5gb.me, NodePolicy all-balanced",
 		"mig-pair-4g-3g.yaml: ", "mig-4g.40gb", // which the layout does not have
 	} {
 		if !strings.Contains(got.stdout, want) {
@@ -305,8 +305,8 @@ func TestImport_UsageErrors(t *testing.T) {
 		"no such mig-config": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
 			filepath.Join(importData, "mig-parted-custom.yaml"), "--policy-name", "x"}, "choose one of custom-config"},
 		"left out": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
-			filepath.Join(importData, "mig-parted-default.yaml"), "--policy-name", "all-1g.24gb.gfx"},
-			`policy "all-1g.24gb.gfx": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent`},
+			writeFile(t, "b.yaml", "version: v1\nmig-configs: {c: [{devices: all, mig-enabled: true, mig-devices: {1c.3g.40gb: 1}}]}"), "--policy-name", "c"},
+			`mig-configs[c][0].mig-devices[1c.3g.40gb]: no equivalent`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := cleave(t, tt.args...); got.code != cli.ExitUsage || !strings.Contains(got.stderr, tt.want) {

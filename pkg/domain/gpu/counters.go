@@ -87,7 +87,7 @@ const slicePrefix = "slice-"
 func sliceCounter(unit int) string     { return slicePrefix + strconv.Itoa(unit) }
 func profileCounter(p *Profile) string { return "profile-" + strconv.Itoa(p.ID) }
 
-// offered returns the profiles of the catalog.
+// offered returns the profiles of the catalog: also those that only some policies offer, as their partitions may exist under any.
 func (m *MIG) offered() []*Profile {
 	var found []*Profile
 	for i := range m.Profiles {

@@ -185,7 +185,7 @@ func TestCounters_NotPartitionable(t *testing.T) {
 	tests := map[string]gpu.MIG{
 		"no MIG":           {},
 		"unknown geometry": {Capable: true},
-		"nothing offered":  {Capable: true, Slices: 8, Profiles: []gpu.Profile{{ID: 1, Name: "1g.10gb+gfx", Placements: []gpu.Placement{{Size: 1}}}}},
+		"nothing offered":  {Capable: true, Slices: 8, Profiles: []gpu.Profile{{ID: 1, Name: "1g.10gb+new", Placements: []gpu.Placement{{Size: 1}}}}},
 	}
 	for name, mig := range tests {
 		g := gpu.GPU{MIG: mig}

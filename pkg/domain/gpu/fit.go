@@ -69,7 +69,7 @@ func (m *MIG) find(id int) *Profile {
 	return nil
 }
 
-// Catalog are the names of the profiles that Cleave offers on the board, by size.
+// Catalog are the names of the profiles that a policy can offer on the board, by size.
 func (m *MIG) Catalog() []string {
 	var names []string
 	for _, p := range m.offered() {

@@ -121,7 +121,7 @@ func (g *GPU) ShapeNamed(device string) (Shape, bool) {
 	return Shape{}, false
 }
 
-// PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none if they need a reset.
+// PartitionShapes are all partitions that a policy can offer, in order of size, profile ID and start; none if they need a reset.
 func (g *GPU) PartitionShapes() []Shape {
 	if g.MIG.NeedsReset && !g.MIG.Enabled {
 		return nil
@@ -139,11 +139,37 @@ func (g *GPU) PartitionShapes() []Shape {
 	return shapes
 }
 
-// InCatalog reports whether partitions of the profile are offered: all plain ones and those with media engines (+me). The graphics
-// variants (+gfx) and those with all or none of the media engines are not.
+// variants are the known ends of names of profiles, by whether partitions of them are offered without being named by a policy. nvml.h
+// says what they have, at NVML_GPU_INSTANCE_PROFILE_*; the names are those of nvidia-smi and of go-nvlib (mig_profile.go).
+var variants = map[string]bool{
+	"":        true,
+	"+me":     true,  // _REV1: at least one of each kind of media engine: decoder, encoder, JPEG, OFA
+	"+me.all": false, // _ALL_ME: all of them, which "prevents allocation of all but _NO_ME profiles"
+	"-me":     false, // _NO_ME: none
+	"+gfx":    false, // _GFX: graphics APIs work
+}
+
+// variant is the end of the profile's name, after "1g.24gb"; not ok for profiles without a name.
+func (p *Profile) variant() (end string, ok bool) {
+	at := strings.IndexAny(p.Name, "+-")
+	if at < 0 {
+		at = len(p.Name)
+	}
+	return p.Name[at:], at > 0
+}
+
+// InCatalog reports whether a policy can offer partitions of the profile.
 func (p *Profile) InCatalog() bool {
-	plain, extra, found := strings.Cut(p.Name, "+")
-	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
+	end, ok := p.variant()
+	_, known := variants[end]
+	return ok && known
+}
+
+// ByDefault reports whether partitions of the profile are offered without being named by a policy: plain ones and those with media
+// engines (+me). Others are for few workloads, and would nearly triple the devices of a board that has them: 30 instead of 11.
+func (p *Profile) ByDefault() bool {
+	end, ok := p.variant()
+	return ok && variants[end]
 }
 
 // FitsAlongside reports whether a shape can be created while others exist, of any creator and profile.

@@ -73,15 +73,17 @@ func TestShape_NameLength(t *testing.T) {
 }
 
 func TestShapes_Profiles(t *testing.T) {
-	tests := map[string]bool{
-		"1g.10gb": true, "1g.10gb+me": true, "7g.80gb": true, "2g.48gb": true, "1g.24gb+gfx": false, "4g.96gb+gfx": false,
-		"1g.24gb+me.all": false, "2g.48gb+me.all": false, "1g.24gb-me": false, "2g.48gb-me": false, "": false, "+me": false,
-		"1g.10gb+": false, "1g.10gb+me+gfx": false,
+	type offered struct{ InCatalog, ByDefault bool }
+	always, asked, never := offered{true, true}, offered{true, false}, offered{}
+	tests := map[string]offered{
+		"1g.10gb": always, "1g.10gb+me": always, "7g.80gb": always, "2g.48gb": always, "1g.24gb+gfx": asked, "4g.96gb+gfx": asked,
+		"1g.24gb+me.all": asked, "2g.48gb+me.all": asked, "1g.24gb-me": asked, "2g.48gb-me": asked, "": never, "+me": never, "-me": never,
+		"1g.10gb+": never, "1g.10gb+me+gfx": never, "1g.10gb-gfx": never,
 	}
 	for name, want := range tests {
 		p := gpu.Profile{Name: name}
-		if got := p.InCatalog(); got != want {
-			t.Errorf("profile %q: in the catalog: %t, want %t", name, got, want)
+		if got := (offered{p.InCatalog(), p.ByDefault()}); got != want {
+			t.Errorf("profile %q: got %+v, want %+v", name, got, want)
 		}
 	}
 }
@@ -99,18 +101,21 @@ func TestShapes_EveryModel(t *testing.T) {
 		"B300":         "1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb",
 		"GB300":        "1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb",
 		"GB200":        "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb",
-		"RTX-PRO-6000": "1g.24gb 1g.24gb+me 2g.48gb 4g.96gb",
+		"RTX-PRO-6000": "1g.24gb 1g.24gb+me (1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me) 2g.48gb (2g.48gb+gfx 2g.48gb+me.all 2g.48gb-me) 4g.96gb (4g.96gb+gfx)",
 	}
 	got := map[string]string{}
 	for _, name := range partitionable(t) {
 		_, g := board(t, name)
 		var list []string
 		for i := range g.MIG.Profiles {
-			if g.MIG.Profiles[i].InCatalog() {
-				list = append(list, g.MIG.Profiles[i].Name)
+			switch p := &g.MIG.Profiles[i]; {
+			case p.ByDefault():
+				list = append(list, p.Name)
+			case p.InCatalog():
+				list = append(list, "("+p.Name+")")
 			}
 		}
-		got[name] = strings.Join(list, " ")
+		got[name] = strings.ReplaceAll(strings.Join(list, " "), ") (", " ")
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("profiles offered (-want +got):\n%s", diff)

@@ -21,7 +21,7 @@ func TestObjects_A30InMIGMode(t *testing.T) {
 	checkGolden(t, "a30-mig.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
-// Each newer board in MIG mode: profile names and placements as its driver reports them, and no graphics profiles.
+// Each newer board in MIG mode: profile names and placements as its driver reports them, and no others than those without a policy.
 func TestObjects_Boards(t *testing.T) {
 	for _, model := range []string{"gb200-nvl72", "gb300-nvl72", "gh200", "hgx-b300", "rtx-pro-6000"} {
 		node := modelNode(t, model, 0)
@@ -82,6 +82,20 @@ func TestLimits_Partitions(t *testing.T) {
 				checkLimits(t, slicesOf(t, node))
 			})
 		}
+	}
+}
+
+// A policy can have every profile of the board with the most.
+func TestLimits_EveryProfile(t *testing.T) {
+	node := modelNode(t, "rtx-pro-6000")
+	node.Offers = slices.Repeat([]policy.Offer{{Whole: true, Partitions: &policy.PartitionOffer{Mode: policy.OnDemand}}}, len(node.GPUs))
+	published, devices := slicesOf(t, node), 0
+	checkLimits(t, published)
+	for _, s := range published {
+		devices += len(s.Devices)
+	}
+	if want := 31 * len(node.GPUs); devices != want {
+		t.Errorf("got %d devices, want %d", devices, want)
 	}
 }
 

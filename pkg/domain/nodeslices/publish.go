@@ -84,8 +84,8 @@ type View struct {
 	Taints []Taint
 	// Free reports whether a GPU has no allocations, which orders the whole GPUs; nil: all are free.
 	Free func(*gpu.GPU) bool
-	// Used reports whether a claim has a share of a shared GPU or partition, which orders them; nil: none has.
-	Used func(gpu.Shape) bool
+	// Claims is the number of claims that have a share of a shared GPU or partition, which orders them; nil: none.
+	Claims func(gpu.Shape) int
 	// Lists publishes attributes that may have several values as lists; it needs the API server's DRAListTypeAttributes.
 	Lists bool
 	// Compatible publishes the attributes and capacities that manifests written for NVIDIA's DRA driver use.
@@ -124,8 +124,12 @@ func (v *View) Shared(node *policy.Node) []string {
 // order is the order of a node's shapes in this view.
 func (v *View) order(node *policy.Node) packing.Order {
 	order := packing.OrderShapes(node.GPUs, node.Shapes, v.free(node))
-	order.Shared = packing.SharedFirst(order.Shared, v.Used)
-	order.SharedPartitions = packing.SharedFirst(order.SharedPartitions, v.Used)
+	spread := func(s gpu.Shape) bool {
+		sharing := node.Offer(s.GPU).Sharing(s)
+		return sharing != nil && sharing.Spread
+	}
+	order.Shared = packing.OrderShared(order.Shared, v.Claims, spread)
+	order.SharedPartitions = packing.OrderShared(order.SharedPartitions, v.Claims, spread)
 	return order
 }
 

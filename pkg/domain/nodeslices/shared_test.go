@@ -273,16 +273,53 @@ func TestResources_SharedPartitionsInUseFirst(t *testing.T) {
 		t.Fatalf("got %v, want two of each GPU, the upper one of the first GPU first", before)
 	}
 	used := before[5]
-	after := (&View{Used: func(s gpu.Shape) bool { return s.Name() == used }}).Shared(node)
+	after := (&View{Claims: claimsOf(map[string]int{used: 1})}).Shared(node)
 	if after[0] != used || after[1] != before[0] {
 		t.Errorf("got %v, want %s first", after, used)
+	}
+}
+
+// claimsOf is the number of claims of each device.
+func claimsOf(claims map[string]int) func(gpu.Shape) int {
+	return func(s gpu.Shape) int { return claims[s.Name()] }
+}
+
+// Where the policy spreads shares, devices with the fewest claims come first, and the partitions of GPUs with the fewest.
+func TestResources_SharesSpread(t *testing.T) {
+	node := offeredNode(t, "hgx-h100", v1alpha1.Rule{
+		Tiers:     []v1alpha1.Tier{v1alpha1.TierMIG, v1alpha1.TierTimeSlice, v1alpha1.TierMPS},
+		TimeSlice: &v1alpha1.TimeSlicePolicy{Placement: v1alpha1.PlacementSpread},
+		MIG: &v1alpha1.MIGPolicy{Share: []v1alpha1.PartitionShare{
+			{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{Placement: v1alpha1.PlacementSpread}},
+		}},
+	})
+	name := func(i int, end string) string { return node.GPUs[i].PCI.DeviceName() + end }
+	order := (&View{Claims: claimsOf(map[string]int{
+		name(4, "-timeslice"): 2, name(3, "-timeslice"): 1, name(7, "-mps"): 1, name(0, "-mig-9-4-mps"): 1,
+	})}).Shared(node)
+	of := func(end string) (gpus []string) {
+		for _, device := range order {
+			if rest, ok := strings.CutSuffix(device, end); ok {
+				gpus = append(gpus, rest)
+			}
+		}
+		return gpus
+	}
+	if got := of("0-timeslice"); len(got) != 8 || got[6]+"0" != name(3, "") || got[7]+"0" != name(4, "") {
+		t.Errorf("time slices: got %v, want those with claims last, the one with the most at the end", got)
+	}
+	if got := of("0-mps"); got[0]+"0" != name(7, "") {
+		t.Errorf("MPS of GPUs: got %v, want the one in use first, as nothing else is said", got)
+	}
+	if got := order[len(order)-2:]; got[0] != name(0, "-mig-9-0-mps") || got[1] != name(0, "-mig-9-4-mps") {
+		t.Errorf("partitions: got %v at the end, want those of the GPU of which one is in use, that one last", got)
 	}
 }
 
 func TestResources_SharedGPUsInUseFirst(t *testing.T) {
 	node := offeredNode(t, "hgx-h100")
 	last := gpu.Shape{GPU: &node.GPUs[7], Share: gpu.MPS}.Name()
-	view := View{Used: func(s gpu.Shape) bool { return s.Name() == last }}
+	view := View{Claims: claimsOf(map[string]int{last: 1})}
 	before, after := slicesOf(t, node), Of(node, view)
 	changed := 0
 	for i := range before {

@@ -14,9 +14,9 @@ import (
 type Order struct {
 	// Whole GPUs, in the order of OrderWhole.
 	Whole []gpu.Shape
-	// Shared GPUs, from the middle outward; see SharedFirst.
+	// Shared GPUs, from the middle outward; see OrderShared.
 	Shared []gpu.Shape
-	// SharedPartitions in the order of Partitions; see SharedFirst.
+	// SharedPartitions in the order of Partitions; see OrderShared.
 	SharedPartitions []gpu.Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
 	Partitions [][]gpu.Shape

@@ -17,14 +17,14 @@ type Node struct {
 }
 
 // Unrestricted is the offer of a GPU without a policy: the whole GPU, and partitions on demand.
-func Unrestricted() Offer {
-	return Offer{Whole: true, Partitions: &PartitionOffer{Mode: OnDemand}}
+func Unrestricted(g *gpu.GPU) Offer {
+	return Offer{Whole: true, Partitions: &PartitionOffer{Mode: OnDemand, Profiles: profilesByDefault(g, nil)}}
 }
 
 // Offer returns the offer of a GPU of the node; an empty one for an unknown GPU.
 func (n *Node) Offer(g *gpu.GPU) *Offer {
 	if n.Offers == nil {
-		o := Unrestricted()
+		o := Unrestricted(g)
 		return &o
 	}
 	for i := range n.GPUs {
@@ -113,7 +113,7 @@ const (
 // PartitionOffer is the offered partitions of a GPU.
 type PartitionOffer struct {
 	Mode MIGMode
-	// Profiles are the IDs of those offered OnDemand; nil for the whole catalog.
+	// Profiles are the IDs of those offered OnDemand; nil for all of the board.
 	Profiles []int
 	// Places of a Layout, or of the partitions found in mode Existing: no others are offered.
 	Places []gpu.Place

@@ -60,7 +60,7 @@ func TestOffer_Shapes(t *testing.T) {
 		offer Offer
 		want  string
 	}{
-		"no policy":                 {"hgx-h100", false, Unrestricted(), "whole 25"},
+		"no policy":                 {"hgx-h100", false, Unrestricted(&gpu.GPU{}), "whole 25"},
 		"everything":                {"hgx-h100", false, everything(), "whole timeslice mps 25"},
 		"everything in MIG mode":    {"hgx-h100", true, everything(), "whole timeslice mps 25"},
 		"nothing":                   {"hgx-h100", false, Offer{}, ""},
@@ -185,7 +185,7 @@ func TestShape_OneKind(t *testing.T) {
 			}
 		}
 	}
-	unrestricted := Unrestricted()
+	unrestricted := Unrestricted(&gpu.GPU{})
 	if unrestricted.Sharing(gpu.Shape{Share: gpu.TimeSlice}) != nil || unrestricted.Sharing(gpu.Shape{Share: gpu.MPS}) != nil {
 		t.Error("a GPU without a policy is shared")
 	}

@@ -52,7 +52,7 @@ func placesInUse(g *gpu.GPU, caps Capabilities) []gpu.Place {
 	return append(caps.partitions(g), allocated.AllPlaces()...)
 }
 
-// profiles are the IDs of the profiles that a rule offers on demand, nil for the whole catalog, or why it offers none.
+// profiles are the IDs of the profiles that a rule offers on demand, nil for all of the board, or why it offers none.
 func profiles(r *v1alpha1.Rule, g *gpu.GPU) (ids []int, why string) {
 	if r.MIG != nil && r.MIG.Profiles != nil {
 		for _, name := range r.MIG.Profiles {
@@ -66,20 +66,30 @@ func profiles(r *v1alpha1.Rule, g *gpu.GPU) (ids []int, why string) {
 		return ids, ""
 	}
 	omitted := omittedProfiles(r)
-	if len(omitted) == 0 {
-		return nil, ""
-	}
-	for i := range g.MIG.Profiles {
-		p := &g.MIG.Profiles[i]
-		media := strings.HasSuffix(p.Name, v1alpha1.MediaProfiles) && slices.Contains(omitted, v1alpha1.MediaProfiles)
-		if p.InCatalog() && !media && !slices.Contains(omitted, p.Name) {
-			ids = append(ids, p.ID)
-		}
-	}
-	if ids == nil {
+	ids = profilesByDefault(g, omitted)
+	if len(omitted) > 0 && len(ids) == 0 {
 		return nil, allOmitted
 	}
 	return ids, ""
+}
+
+// profilesByDefault are the IDs of the profiles that a board offers on demand, without some, if a policy names none; nil for all of
+// the board.
+func profilesByDefault(g *gpu.GPU, omitted []string) []int {
+	ids, all := []int{}, true
+	for i := range g.MIG.Profiles {
+		p := &g.MIG.Profiles[i]
+		media := strings.HasSuffix(p.Name, v1alpha1.MediaProfiles) && slices.Contains(omitted, v1alpha1.MediaProfiles)
+		if p.ByDefault() && !media && !slices.Contains(omitted, p.Name) {
+			ids = append(ids, p.ID)
+		} else if p.InCatalog() {
+			all = false
+		}
+	}
+	if all {
+		return nil
+	}
+	return ids
 }
 
 // allOmitted is why a GPU offers no partitions if every profile is omitted.

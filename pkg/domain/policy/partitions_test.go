@@ -142,6 +142,7 @@ func TestApply_WantsMIG(t *testing.T) {
 func TestApply_Partitions(t *testing.T) {
 	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.ReleaseDriverLabel +
 		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/troubleshooting.md, MIG mode by hand), or have the policy say mig.modeChange: whenIdle"
+	unasked := []string{"1g.24gb", "1g.24gb+me", "2g.48gb", "4g.96gb"}
 	tests := map[string]struct {
 		model, rule      string
 		there, allocated []string
@@ -164,6 +165,12 @@ func TestApply_Partitions(t *testing.T) {
 		"a catalog of another board":           {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
 		"what is there":                        {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
 		"what is there no more":                {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
+		"named variants unasked":               {"rtx-pro-6000", "{}", nil, nil, partitioned{Mode: OnDemand, Profiles: unasked, Shapes: 11}},
+		"named variants, some":                 {"rtx-pro-6000", "{mig: {profiles: [1g.24gb, 1g.24gb+me.all, 1g.24gb-me, 4g.96gb+gfx]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"1g.24gb", "1g.24gb+me.all", "1g.24gb-me", "4g.96gb+gfx"}, Shapes: 13}},
+		"named variants, allocated":            {"rtx-pro-6000", "{}", nil, []string{"1g.24gb-me@9"}, partitioned{Mode: OnDemand, Profiles: unasked, Kept: []string{"1g.24gb-me@9"}, Shapes: 12, Withdrawn: 1}},
+		"named variants, without some":         {"rtx-pro-6000", "{publish: {omitProfiles: [+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"1g.24gb", "2g.48gb", "4g.96gb"}, Shapes: 7}},
+		"named variants in a layout":           {"rtx-pro-6000", "{mig: {layout: {1g.24gb+me.all: 1, 1g.24gb-me: 3}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.24gb+me.all@0", "1g.24gb-me@3", "1g.24gb-me@6", "1g.24gb-me@9"}, Shapes: 4}},
+		"named variants that are there":        {"rtx-pro-6000", "{mig: {mode: existing}}", []string{"2g.48gb+gfx@6"}, nil, partitioned{Mode: Existing, Places: []string{"2g.48gb+gfx@6"}, Shapes: 1}},
 		"MIG mode off":                         {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
 		"MIG mode off, asked for":              {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
 		"MIG mode off, a layout":               {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
@@ -253,7 +260,10 @@ func TestApply_SharingDefaults(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	const h100 = "NVIDIA H100 80GB HBM3 has no profile 1g.5gb: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+	const (
+		has  = "it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+		h100 = "NVIDIA H100 80GB HBM3 has no profile 1g.5gb: " + has
+	)
 	tests := []struct {
 		model, rules string
 		want         []string
@@ -268,6 +278,11 @@ func TestCheck(t *testing.T) {
 		}},
 		{"hgx-h100", "{match: {productNames: [NVIDIA A30]}, mig: {layout: {1g.10gb: 100}}}", nil},
 		{"hgx-h100", "{mig: {mode: existing}}", nil},
+		{"hgx-h100", "{mig: {profiles: [1g.10gb-me]}}", []string{"rules[0].mig.profiles[0]: NVIDIA H100 80GB HBM3 has no profile 1g.10gb-me: " + has}},
+		{"rtx-pro-6000", "{mig: {layout: {1g.24gb+me.all: 1, 2g.48gb-me: 1, 1g.24gb-me: 1}}}", nil},
+		{"rtx-pro-6000", "{mig: {layout: {1g.24gb+me.all: 1, 1g.24gb+gfx: 1}}}", []string{
+			"rules[0].mig.layout: 1g.24gb+me.all ×1 and 1g.24gb+gfx ×1 do not fit an NVIDIA RTX PRO 6000 Blackwell Server Edition; free after 1g.24gb+me.all ×1: 1g.24gb-me ×3 or 2g.48gb-me ×1",
+		}},
 		{"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil}, // that MIG mode is off is no fault of the policy
 		{"t4", "{}", nil},
 		{"t4", "{tiers: [exclusive]}", nil},

@@ -17,6 +17,8 @@ type Sharing struct {
 	// Interval of time slices, and Priority of MPS clients, for claims that request none; their values are those of a policy's
 	// timeSlice.interval and mps.priority. Empty for the driver's default.
 	Interval, Priority string
+	// Spread prefers devices with few claims, instead of those that have any.
+	Spread bool
 }
 
 // Cut is an amount that shares divide: Default for a claim without an amount, otherwise Minimum plus whole steps.

@@ -55,6 +55,7 @@ func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, caps Capabilities) (*Shari
 	}
 	s := &Sharing{
 		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: NotEnforced, Interval: string(p.Interval),
+		Spread: p.Placement == v1alpha1.PlacementSpread,
 	}
 	if caps.Shares != nil {
 		return nil, caps.Shares.Error()
@@ -87,6 +88,7 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, caps Capabilities) (*S
 		SharedMemory: inBytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
 		Enforcement:  NotEnforced,
 		Priority:     string(p.Priority),
+		Spread:       p.Placement == v1alpha1.PlacementSpread,
 	}
 	s.Cores = cores(p.Cores, s.Shares, t)
 	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {

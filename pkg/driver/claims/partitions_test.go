@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -55,6 +56,23 @@ func TestPartition_SeveralClaims(t *testing.T) {
 	if !slices.Contains(b.instances(), "0 20@3") {
 		t.Errorf("got instances %v, want 1g+me at 3 among them", b.instances())
 	}
+}
+
+// Profiles with all of the media engines, none, or graphics are created like others. The board refuses what the counters exclude.
+func TestPartition_Variants(t *testing.T) {
+	b := newSimBed(t, "rtx-pro-6000")
+	b.offers[0].Partitions = &policy.PartitionOffer{Mode: policy.OnDemand, Profiles: []int{14, 47, 65, 67}}
+	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+	b.prepare("all", b.name(0, 65, 9))
+	b.prepare("none", b.name(0, 67, 6))
+	for _, device := range []string{b.name(0, 14, 3), b.name(0, 47, 0)} {
+		if err := b.tryPrepare("some", device); err == nil {
+			t.Errorf("%s was given alongside all media engines", device)
+		}
+	}
+	b.unprepare("all")
+	b.prepare("graphics", b.name(0, 47, 9))
+	b.want(list("0 47@9", "0 67@6"), list("graphics", "none"), list("graphics", "none"))
 }
 
 // uidOf is the UID of the i-th claim.

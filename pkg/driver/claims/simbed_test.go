@@ -149,8 +149,8 @@ func openSimBed(t testing.TB, dir string, node *sim.Node, edits ...func(*Options
 	must(t, err)
 	b.Preparer = New(o)
 	b.load()
-	for range b.session.Node().GPUs {
-		b.offers = append(b.offers, policy.Unrestricted())
+	for i := range b.session.Node().GPUs {
+		b.offers = append(b.offers, policy.Unrestricted(&b.session.Node().GPUs[i]))
 	}
 	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 	b.Recover(t.Context())

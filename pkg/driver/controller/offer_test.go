@@ -201,24 +201,36 @@ func TestFreeGPUs(t *testing.T) {
 	}
 }
 
-// TestDesired_SharedFirst: the scheduler takes the first device with room, so that a GPU that is shared already is published first.
-func TestDesired_SharedFirst(t *testing.T) {
-	b := newBed(t, "hgx-h100")
-	b.step(Policies)
-	share := gpu.Shape{GPU: &b.Inventory.GPUs[5], Share: gpu.TimeSlice}.Name()
-	first := func() string {
-		i := slices.IndexFunc(b.slices, func(devices []string) bool { return slices.Contains(devices, share) })
-		if i < 0 {
-			t.Fatalf("%s is not published: %v", share, b.slices)
+// timeSlices are the time-sliced GPUs, by index, in the order in which they are published.
+func (b *bed) timeSlices() (order []int) {
+	for _, devices := range b.slices {
+		for _, device := range devices {
+			for i := range b.Inventory.GPUs {
+				if device == (gpu.Shape{GPU: &b.Inventory.GPUs[i], Share: gpu.TimeSlice}).Name() {
+					order = append(order, i)
+				}
+			}
 		}
-		return b.slices[i][0]
 	}
-	if first() == share {
-		t.Fatalf("%s comes first though it is not in use", share)
-	}
-	b.allocate(records.Device{GPU: b.device(5), Device: share, Share: &records.Share{Kind: gpu.TimeSlice}})
-	b.step(Allocations)
-	if diff := cmp.Diff(share, first()); diff != "" {
-		t.Errorf("first shared GPU (-want +got):\n%s", diff)
+	return order
+}
+
+// TestDesired_SharedFirst: the scheduler takes the first device with room, so that a GPU that is shared already is published first, or
+// last by a policy that spreads shares.
+func TestDesired_SharedFirst(t *testing.T) {
+	for placement, place := range map[string]int{"pack": 0, "spread": 7} {
+		b := newBed(t, "hgx-h100")
+		b.write("default.yaml", "rules: [{tiers: [timeSlice], timeSlice: {placement: "+placement+"}}]")
+		b.step(Policies)
+		before := b.timeSlices()
+		b.allocate(records.Device{GPU: b.device(5), Device: b.device(5) + "-timeslice", Share: &records.Share{Kind: gpu.TimeSlice}})
+		b.step(Allocations)
+		after := b.timeSlices()
+		if len(before) != 8 || len(after) != 8 {
+			t.Fatalf("%s: GPUs %v, then %v are published, want 8", placement, before, after)
+		}
+		if before[place] == 5 || after[place] != 5 {
+			t.Errorf("%s: GPUs %v, once GPU 5 has a claim %v, want it at %d", placement, before, after, place)
+		}
 	}
 }

@@ -185,7 +185,7 @@ func TestDesired_PreviousPolicyAfterRestart(t *testing.T) {
 func TestDesired_MIGPartedFile(t *testing.T) {
 	b := newBed(t, "a30")
 	const file = "version: v1\nmig-configs: {all-disabled: [{devices: all, mig-enabled: false}], all-1g.6gb: [{device-filter: '0x20B710DE', devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}}]," +
-		" graphics: [{devices: all, mig-enabled: true, mig-devices: {1g.6gb+gfx: 4}}]}"
+		" graphics: [{devices: all, mig-enabled: true, mig-devices: {1g.6gb+new: 4}}]}"
 	if err := os.WriteFile(filepath.Join(b.dir, "config.yaml"), []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestDesired_MIGPartedFile(t *testing.T) {
 	for _, step := range []struct{ label, active, event string }{
 		{"all-disabled", "all-disabled", ""},
 		{"all-1g.6gb", "all-1g.6gb", `policy "all-1g.6gb" is active`},
-		{"graphics", "all-1g.6gb", `policy "graphics": mig-configs[graphics][0].mig-devices[1g.6gb+gfx]: no equivalent`},
+		{"graphics", "all-1g.6gb", `policy "graphics": mig-configs[graphics][0].mig-devices[1g.6gb+new]: no equivalent`},
 	} {
 		b.Cluster.Node.Policy = step.label
 		got := b.look(false)

@@ -68,7 +68,7 @@ func (p *Plan) view(o *Observed) (*policy.Node, nodeslices.View) {
 		node, taints = left, append(taints, conflicts...)
 	}
 	return node, nodeslices.View{
-		Taints: taints, Free: freeGPUs(o.Allocations), Used: usedShares(o.Allocations), Lists: o.Lists, Compatible: o.Compatible,
+		Taints: taints, Free: freeGPUs(o.Allocations), Claims: shareClaims(o.Allocations), Lists: o.Lists, Compatible: o.Compatible,
 	}
 }
 
@@ -152,17 +152,17 @@ func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
 	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
 }
 
-// usedShares reports whether a claim has a share of a shared GPU.
-func usedShares(all []*records.Record) func(gpu.Shape) bool {
-	used := map[string]bool{}
+// shareClaims is the number of claims that have a share of a shared GPU or partition.
+func shareClaims(all []*records.Record) func(gpu.Shape) int {
+	claims := map[string]int{}
 	for _, r := range all {
 		for i := range r.Devices {
 			if d := &r.Devices[i]; !d.AdminAccess && d.Share != nil && !d.Share.Exclusive {
-				used[d.Device] = true
+				claims[d.Device]++
 			}
 		}
 	}
-	return func(s gpu.Shape) bool { return used[s.Name()] }
+	return func(s gpu.Shape) int { return claims[s.Name()] }
 }
 
 // differs reports whether slices of another view would be different.

@@ -99,7 +99,7 @@ func TestStartMPS_NotOffered(t *testing.T) {
 	}{
 		"no supervisor":      {&policy.Offer{NoMPS: "the supervisor does not answer"}, "the supervisor does not answer"},
 		"not in the policy":  {&policy.Offer{}, "policy does not offer it"},
-		"no policy, no tier": {new(policy.Unrestricted()), "policy does not offer it"},
+		"no policy, no tier": {new(policy.Unrestricted(&gpu.GPU{})), "policy does not offer it"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

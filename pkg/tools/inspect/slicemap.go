@@ -24,14 +24,13 @@ func cell(units int, width int, all [][]Segment) int {
 	return max(least, min(need, width/units))
 }
 
-// short is the longest form of a profile name that fits: "1g.10gb+me", "1g+me", "1g".
+// short is the longest form of a profile name that fits: "1g.10gb+me", "1g+me", "1g"; "1g.24gb-me", "1g-me", "1g".
 func short(label string, room int) string {
 	family, rest, isProfile := strings.Cut(label, ".")
 	forms := []string{label}
 	if isProfile {
-		_, extra, found := strings.Cut(rest, "+")
-		if found {
-			forms = append(forms, family+"+"+extra)
+		if at := strings.IndexAny(rest, "+-"); at >= 0 {
+			forms = append(forms, family+rest[at:])
 		}
 		forms = append(forms, family)
 	}

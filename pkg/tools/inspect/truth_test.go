@@ -5,6 +5,7 @@ package inspect
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,7 +41,7 @@ func TestOfMachine_StatesMatchHardware(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "a30", "rtx-pro-6000"} {
 		for seed := range uint64(12) {
 			m := newMachine(t, model)
-			m.policy = policyOf(t, "- tiers: [mig]\n")
+			m.policy = policyOf(t, "- {tiers: [mig], mig: {profiles: ["+strings.Join(m.gpu(0).MIG.Catalog(), ", ")+"]}}\n")
 			m.mig(0)
 			claims := m.partitionAtRandom(rand.New(rand.NewPCG(seed, 1)))
 			v := m.view().GPUs[0]

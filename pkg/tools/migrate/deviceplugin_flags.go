@@ -96,7 +96,7 @@ func (i *Import) noteFlags(f *pluginFlags) {
 		{"plugin.kubeletSocket", f.Plugin.KubeletSocket, "", paths + "--kubelet-registry-dir"},
 		{"plugin.cdiFeatureFlags", f.Plugin.CDIFeatureFlags, "", "no equivalent: Cleave writes its own CDI specs"},
 		{"plugin.sharedDevicesAllocationPolicy", f.Plugin.SharedDevicesAllocationPolicy, "packed",
-			"no equivalent: shares always go to the first GPU that has room, partitions to the first GPU that they fit on"},
+			"distributed spreads shares (placement: spread); partitions for one claim go to the first GPU that they fit on"},
 		{"gfd.oneshot", f.GFD.Oneshot, nil, gfd},
 		{"gfd.noTimestamp", f.GFD.NoTimestamp, nil, gfd},
 		{"gfd.sleepInterval", f.GFD.SleepInterval, nil, gfd},

@@ -18,16 +18,21 @@ type way struct {
 	// kind of the shares of GPUs, partitionKind of those of partitions.
 	kind, partitionKind kind
 	most                int64
+	placement           v1alpha1.SharePlacement
 	*replicated
 }
 
 // way is nil where nothing is to be shared.
 func (f *pluginFile) way() *way {
+	var placement v1alpha1.SharePlacement
+	if p := f.Flags.Plugin.SharedDevicesAllocationPolicy; p != nil && *p == "distributed" {
+		placement = v1alpha1.PlacementSpread
+	}
 	switch {
 	case f.Sharing.TimeSlicing != nil:
-		return &way{"sharing.timeSlicing", kindTimeSlice, kindMIGTimeSlice, v1alpha1.MaxTimeSliceShares, f.Sharing.TimeSlicing}
+		return &way{"sharing.timeSlicing", kindTimeSlice, kindMIGTimeSlice, v1alpha1.MaxTimeSliceShares, placement, f.Sharing.TimeSlicing}
 	case f.Sharing.MPS != nil:
-		return &way{"sharing.mps", kindMPS, kindMIGMPS, v1alpha1.MaxMPSShares, f.Sharing.MPS}
+		return &way{"sharing.mps", kindMPS, kindMIGMPS, v1alpha1.MaxMPSShares, placement, f.Sharing.MPS}
 	default:
 		return nil
 	}
@@ -115,12 +120,12 @@ func (w *way) partitionShare(profile string, e *replicatedResource) v1alpha1.Par
 
 func (w *way) mps(e *replicatedResource) *v1alpha1.MPSPolicy {
 	shares := w.shares(e)
-	return &v1alpha1.MPSPolicy{Shares: &shares, Memory: anyMemory()}
+	return &v1alpha1.MPSPolicy{Shares: &shares, Memory: anyMemory(), Placement: w.placement}
 }
 
 func (w *way) timeSlice(e *replicatedResource) *v1alpha1.TimeSlicePolicy {
 	shares := w.shares(e)
-	return &v1alpha1.TimeSlicePolicy{Shares: &shares, Memory: anyMemory()}
+	return &v1alpha1.TimeSlicePolicy{Shares: &shares, Memory: anyMemory(), Placement: w.placement}
 }
 
 // anyMemory lets a share's part of memory be that of the GPU or partition over the number of shares, however many there are:

@@ -52,7 +52,7 @@ func tiersOf(t *testing.T, s *policy.Set) map[string][]v1alpha1.Tier {
 
 const (
 	pluginFile = "version: v1\nflags: {gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}"
-	partedFile = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}], c: [{devices: all, mig-enabled: true, mig-devices: {1g.24gb+gfx: 4}}]}"
+	partedFile = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}], c: [{devices: all, mig-enabled: true, mig-devices: {1g.24gb+new: 4}}]}"
 )
 
 func TestFormats_Load(t *testing.T) {
@@ -78,7 +78,7 @@ func TestFormats_Load(t *testing.T) {
 			t.Errorf("%s: got notes %q, want %d that start with the file", path, s.Notes(), tt.notes)
 		}
 		if tt.format.Name == "mig-parted" {
-			if _, _, err := s.Select("c"); err == nil || !strings.Contains(err.Error(), `config.yaml: policy "c": mig-configs[c][0].mig-devices[1g.24gb+gfx]: no equivalent`) {
+			if _, _, err := s.Select("c"); err == nil || !strings.Contains(err.Error(), `config.yaml: policy "c": mig-configs[c][0].mig-devices[1g.24gb+new]: no equivalent`) {
 				t.Errorf("what has no equivalent: got %v", err)
 			}
 		}

@@ -221,13 +221,13 @@ func noEquivalent(profile string) error {
 	case strings.HasSuffix(front, "c"):
 		return errors.New("no equivalent: in Cleave a compute instance fills its partition. Use smaller partitions")
 	case !offeredProfile.MatchString(profile):
-		return errors.New("no equivalent: Cleave has plain profiles, and those with media engines (+me)")
+		return errors.New("no equivalent: it is the name of no MIG profile that Cleave knows")
 	default:
 		return nil
 	}
 }
 
-var offeredProfile = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?$`)
+var offeredProfile = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me|\+me\.all|\+gfx|-me)?$`)
 
 // serveRules names the resources of what a policy offers.
 func (i *Import) serveRules(p *v1alpha1.NodePolicy) {

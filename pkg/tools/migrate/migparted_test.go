@@ -74,9 +74,7 @@ func TestMIGParted_NoEquivalent(t *testing.T) {
 		return fmt.Sprintf("[{devices: all, mig-enabled: true, mig-devices: {%q: 1, 1g.10gb: 1}}]", profile)
 	}
 	tests := map[string]struct{ name, entries, want string }{
-		"graphics":            {"c", config("1g.24gb+gfx"), "mig-configs[c][0].mig-devices[1g.24gb+gfx]: no equivalent: Cleave has plain profiles, and those with media engines (+me)"},
-		"all media engines":   {"c", config("1g.24gb+me.all"), "mig-configs[c][0].mig-devices[1g.24gb+me.all]: no equivalent: Cleave has plain profiles, and those with media engines (+me)"},
-		"no media engines":    {"c", config("2g.48gb-me"), "mig-configs[c][0].mig-devices[2g.48gb-me]: no equivalent: Cleave has plain profiles, and those with media engines (+me)"},
+		"an unknown kind":     {"c", config("1g.24gb+me+gfx"), "mig-configs[c][0].mig-devices[1g.24gb+me+gfx]: no equivalent: it is the name of no MIG profile that Cleave knows"},
 		"compute instances":   {"c", config("1c.3g.40gb"), "mig-configs[c][0].mig-devices[1c.3g.40gb]: no equivalent: in Cleave a compute instance fills its partition. Use smaller partitions"},
 		"the built-in policy": {"built-in", disabled, `mig-configs[built-in]: its name cannot be that of a policy: metadata.name: Invalid value: "built-in": is the name of the policy of nodes that none is given: choose another`},
 		"no name":             {"'a b'", disabled, `mig-configs[a b]: its name cannot be that of a policy: metadata.name: Invalid value: "a b": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`},
