@@ -87,7 +87,7 @@ func (d *drivers) installed(t *testing.T, ctx context.Context) {
 		must(t, err)
 	}
 	d.waitUpgraded(t, ctx, "1", env.places, nil)
-	objects := []runtime.Object{workload.Template(template, workload.ClaimSpec(workload.Driver, 1)), seen()}
+	objects := []runtime.Object{workload.Template(template, workload.ClaimSpec(workload.Driver, 1))}
 	for _, p := range env.places {
 		pod := p.pod(training + "-" + p.Name())
 		pod.Labels = map[string]string{"app": training}
@@ -96,6 +96,8 @@ func (d *drivers) installed(t *testing.T, ctx context.Context) {
 		objects = append(objects, pod)
 	}
 	must(t, workload.Create(ctx, env.client.Kube, demo, objects))
+	_, err := env.client.Kube.AppsV1().Deployments(demo).Create(ctx, seen(), metav1.CreateOptions{})
+	must(t, err)
 	for _, p := range env.places {
 		_, err := env.client.WaitRunning(ctx, demo, training+"-"+p.Name())
 		must(t, err)
@@ -119,7 +121,7 @@ func seen() *appsv1.Deployment {
 	pod := workload.Pod("", template)
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{marker: resource.MustParse("0")}
-	workload.RunBurn(pod, env.places[0].gpus.Root(), "sm 40 for 30s")
+	workload.RunBurn(pod, env.places[0].gpus.Root(), "sm 40")
 	labels, replicas, honor := map[string]string{"app": "service"}, int32(len(env.places)), corev1.NodeInclusionPolicyHonor
 	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, NodeTaintsPolicy: &honor,
@@ -284,10 +286,14 @@ func (d *drivers) heldUp(t *testing.T, ctx context.Context) {
 		must(t, env.client.LabelNode(ctx, p.Name(), "nvidia.com/gpu-driver-upgrade.skip", &yes))
 	}
 	pod := one.pod("unseen")
-	workload.RunBurn(pod, one.gpus.Root(), "sm 40 for 30s")
+	workload.RunBurn(pod, one.gpus.Root(), "sm 40")
 	must(t, workload.Create(ctx, env.client.Kube, demo, []runtime.Object{pod}))
 	before, err := env.client.WaitRunning(ctx, demo, pod.Name)
 	must(t, err)
+	must(t, workload.Until(ctx, "the pod to open its GPU", func(ctx context.Context) (bool, string, error) {
+		shown, err := one.gpus.Sim(ctx, "show")
+		return strings.Contains(shown, "nvml-sim"), shown, err
+	}))
 	refused := one.refused.Load()
 	setVersion(t, ctx, "3")
 	must(t, workload.Until(ctx, "two attempts that find the driver in use", func(context.Context) (bool, string, error) {
