@@ -3,7 +3,9 @@
 package operator
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,9 +14,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // what happened, by the API server.
@@ -43,6 +48,8 @@ type recorder struct {
 	events []event
 	seen   map[event]bool
 	last   map[string]string // state by node
+	nodes  uint64            // version of the last node that was seen
+	pods   uint64            // and of the last pod
 	errs   []error
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -56,37 +63,38 @@ func record(t *testing.T, ctx context.Context) *recorder {
 	core := env.client.Kube.CoreV1()
 	nodes, err := core.Nodes().List(ctx, metav1.ListOptions{})
 	must(t, err)
+	pods, err := core.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	must(t, err)
 	for i := range nodes.Items {
 		r.node(&nodes.Items[i])
 	}
-	r.follow(ctx, nodes.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-		return core.Nodes().Watch(ctx, o)
-	})
-	pods, err := core.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-	must(t, err)
 	for i := range pods.Items {
 		r.pod(&pods.Items[i], false)
 	}
-	r.follow(ctx, pods.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	must(t, r.follow(ctx, nodes.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		return core.Nodes().Watch(ctx, o)
+	}))
+	must(t, r.follow(ctx, pods.ResourceVersion, func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		return core.Pods(metav1.NamespaceAll).Watch(ctx, o)
-	})
+	}))
 	return r
 }
 
 // follow notes all that comes after a version.
-func (r *recorder) follow(ctx context.Context, version string, do cache.WatchFuncWithContext) {
+func (r *recorder) follow(ctx context.Context, version string, do cache.WatchFuncWithContext) error {
 	w, err := watchtools.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{WatchFuncWithContext: do})
 	if err != nil {
-		r.errs = append(r.errs, fmt.Errorf("watch: %w", err))
-		return
+		return fmt.Errorf("watch from version %s: %w", version, err)
 	}
 	r.wg.Go(func() {
 		for e := range w.ResultChan() {
 			r.mu.Lock()
 			switch o := e.Object.(type) {
 			case *corev1.Node:
+				r.nodes = r.version(o.ResourceVersion)
 				r.node(o)
 			case *corev1.Pod:
+				r.pods = r.version(o.ResourceVersion)
 				r.pod(o, e.Type == watch.Deleted)
 			default:
 				r.errs = append(r.errs, fmt.Errorf("a watch ended with %v", e))
@@ -94,17 +102,26 @@ func (r *recorder) follow(ctx context.Context, version string, do cache.WatchFun
 			r.mu.Unlock()
 		}
 	})
+	return nil
 }
 
-// stop returns what happened, in order.
-func (r *recorder) stop(t *testing.T) []event {
+// stop returns what happened, in order, up to changes of a node and of a pod that it makes.
+func (r *recorder) stop(t *testing.T, ctx context.Context, pod *corev1.Pod) []event {
 	t.Helper()
+	core, patch := env.client.Kube.CoreV1(), []byte(`{"metadata":{"annotations":{"history":"ends"}}}`)
+	node, err := core.Nodes().Patch(ctx, pod.Spec.NodeName, types.MergePatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+	pod, err = core.Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+	must(t, workload.Until(ctx, "the end of the history", func(context.Context) (bool, string, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		seen := r.nodes >= r.version(node.ResourceVersion) && r.pods >= r.version(pod.ResourceVersion)
+		return seen, fmt.Sprintf("node %d, pod %d", r.nodes, r.pods), errors.Join(r.errs...)
+	}))
 	r.cancel()
 	r.wg.Wait()
-	for _, err := range r.errs {
-		t.Error(err)
-	}
-	slices.SortStableFunc(r.events, func(a, b event) int { return int(a.version) - int(b.version) })
+	slices.SortStableFunc(r.events, func(a, b event) int { return cmp.Compare(a.version, b.version) })
 	return r.events
 }
 
@@ -125,12 +142,16 @@ func (r *recorder) once(p *corev1.Pod, what string) {
 }
 
 func (r *recorder) note(version string, e event) {
-	n, err := strconv.ParseUint(version, 10, 64)
+	e.version = r.version(version)
+	r.events = append(r.events, e)
+}
+
+func (r *recorder) version(text string) uint64 {
+	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		r.errs = append(r.errs, fmt.Errorf("read a resource version: %w", err))
 	}
-	e.version = n
-	r.events = append(r.events, e)
+	return n
 }
 
 func (r *recorder) pod(p *corev1.Pod, deleted bool) {

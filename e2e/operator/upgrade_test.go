@@ -216,7 +216,9 @@ func (d *drivers) upgraded(t *testing.T, ctx context.Context) {
 		}
 		return os.WriteFile(p.HostPath(filepath.Join(p.dir, "finish")), nil, 0o600)
 	})
-	events := history.stop(t)
+	pods, err := d.managers[0].pods(ctx, driverApp)
+	must(t, err)
+	events := history.stop(t, ctx, &pods[0])
 	walks, broken := check(events)
 	for _, b := range broken {
 		t.Error(b)
@@ -292,7 +294,7 @@ func (d *drivers) heldUp(t *testing.T, ctx context.Context) {
 	must(t, err)
 	must(t, workload.Until(ctx, "the pod to open its GPU", func(ctx context.Context) (bool, string, error) {
 		shown, err := one.gpus.Sim(ctx, "show")
-		return strings.Contains(shown, "nvml-sim"), shown, err
+		return strings.Contains(shown, "(nvml-sim) on GPU"), shown, err
 	}))
 	refused := one.refused.Load()
 	setVersion(t, ctx, "3")
