@@ -307,7 +307,7 @@ func (d *drivers) heldUp(t *testing.T, ctx context.Context) {
 	if diff != "" {
 		t.Errorf("the pod that holds the upgrade up was disturbed (-before +after):\n%s", diff)
 	}
-	if reason, _ := one.reason.Load().(string); !strings.Contains(reason, "in use by nvml-sim") {
+	if reason, _ := one.reason.Load().(string); !strings.Contains(reason, "in use by process") || !strings.Contains(reason, "(nvml-sim)") {
 		t.Errorf("the driver was kept as %q, want it to be for the pod", reason)
 	}
 	must(t, env.client.Kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
