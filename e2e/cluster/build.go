@@ -119,6 +119,13 @@ func BuildFMA(ctx context.Context, opts Options) (string, error) {
 	return buildTools(ctx, opts, "fma", fma, "launcher-populator", "dual-pods-controller", "requester")
 }
 
+// BuildDriverUpgrade builds the program that upgrades drivers as NVIDIA's GPU operator does, if it is missing, and returns its path.
+func BuildDriverUpgrade(ctx context.Context, opts Options) (string, error) {
+	const name = "driver-upgrade"
+	dir, err := buildTools(ctx, opts, "gpuoperator", program{pkg: "github.com/cleave-dra/cleave/e2e/tools/gpuoperator/", flags: "-s -w"}, name)
+	return filepath.Join(dir, name), err
+}
+
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
@@ -135,6 +142,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 		return err
 	}
 	if _, err := BuildFMA(ctx, opts); err != nil {
+		return err
+	}
+	if _, err := BuildDriverUpgrade(ctx, opts); err != nil {
 		return err
 	}
 	_, err := Chromium(ctx, opts.Output)
@@ -220,8 +230,13 @@ func (p program) source() (string, error) {
 	if p.tags != "" {
 		fmt.Fprintf(sum, "%s\n", p.tags)
 	}
-	for _, name := range []string{"go.mod", "go.sum"} {
-		data, err := os.ReadFile(filepath.Join(p.module, name))
+	// A program of this repository has its source in the module, one of others nothing.
+	own, err := filepath.Glob(filepath.Join(p.module, p.name, "*.go"))
+	if err != nil {
+		return "", fmt.Errorf("find the source of %s: %w", p.name, err)
+	}
+	for _, path := range append([]string{filepath.Join(p.module, "go.mod"), filepath.Join(p.module, "go.sum")}, own...) {
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return "", fmt.Errorf("read the module of %s: %w", p.name, err)
 		}
