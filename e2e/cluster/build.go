@@ -126,6 +126,13 @@ func BuildDriverUpgrade(ctx context.Context, opts Options) (string, error) {
 	return filepath.Join(dir, name), err
 }
 
+// BuildDevicePlugin builds NVIDIA's device plugin and its MPS daemon, if they are missing, and returns the directory that they are in. They
+// find the symbols of NVML when they load it, as go-nvml has it.
+func BuildDevicePlugin(ctx context.Context, opts Options) (string, error) {
+	plugin := program{pkg: "github.com/NVIDIA/k8s-device-plugin/cmd/", flags: "-s -w -extldflags=-Wl,-z,lazy", cgo: true}
+	return buildTools(ctx, opts, "deviceplugin", plugin, "nvidia-device-plugin", "mps-control-daemon")
+}
+
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
@@ -145,6 +152,9 @@ func BuildTools(ctx context.Context, opts Options) error {
 		return err
 	}
 	if _, err := BuildDriverUpgrade(ctx, opts); err != nil {
+		return err
+	}
+	if _, err := BuildDevicePlugin(ctx, opts); err != nil {
 		return err
 	}
 	_, err := Chromium(ctx, opts.Output)

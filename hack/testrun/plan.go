@@ -86,7 +86,7 @@ var units = []string{"./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./e2e
 // clusters are the packages of end-to-end tests.
 var clusters = []string{
 	"./e2e/chart", "./e2e", "./e2e/nodes", "./e2e/scheduling", "./e2e/soak", "./e2e/dashboard", "./e2e/cluster", "./e2e/gpulane",
-	"./e2e/aligned", "./e2e/launchers", "./e2e/operator",
+	"./e2e/aligned", "./e2e/launchers", "./e2e/operator", "./e2e/migration",
 }
 
 func command(name string, args ...string) stage { return stage{name: name, command: args} }

@@ -142,7 +142,8 @@ func build(ctx context.Context, args []string, stdout io.Writer) error {
 	f := newFlags("build", "Builds the programs of the cluster that are missing or out of date.", stdout)
 	f.buildFlags()
 	tools := f.Bool("tools", false, "build or install what tests run besides a cluster instead: "+
-		"Kubernetes' DRA driver, Prometheus, promtool, Kueue, Chromium")
+		"Kubernetes' DRA driver, Prometheus, promtool, Kueue, drivers of CPUs and network cards, fast model actuation, "+
+		"NVIDIA's device plugin, Chromium")
 	if err := f.parse(args); err != nil {
 		return err
 	}
