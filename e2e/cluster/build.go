@@ -136,26 +136,12 @@ func BuildDevicePlugin(ctx context.Context, opts Options) (string, error) {
 // BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
 // missing; this is for those who want it done meanwhile.
 func BuildTools(ctx context.Context, opts Options) error {
-	if _, err := BuildDRATestDriver(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildPrometheus(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildKueue(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildNeighbors(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildFMA(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildDriverUpgrade(ctx, opts); err != nil {
-		return err
-	}
-	if _, err := BuildDevicePlugin(ctx, opts); err != nil {
-		return err
+	for _, build := range []func(context.Context, Options) (string, error){
+		BuildDRATestDriver, BuildPrometheus, BuildKueue, BuildNeighbors, BuildFMA, BuildDriverUpgrade, BuildDevicePlugin,
+	} {
+		if _, err := build(ctx, opts); err != nil {
+			return err
+		}
 	}
 	_, err := Chromium(ctx, opts.Output)
 	return err
