@@ -292,7 +292,12 @@ func TestShares_OpenGPUFirst(t *testing.T) {
 		want := "3 timeslice memory=20224Mi" // untouched again
 		if follows {
 			open := gpu.Shape{GPU: &node.GPUs[4], Share: gpu.TimeSlice}.Name()
-			order := (&nodeslices.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).Shared(node)
+			order := (&nodeslices.View{Claims: func(s gpu.Shape) int {
+				if s.Name() == open {
+					return 1
+				}
+				return 0
+			}}).Shared(node)
 			c.reorder(order)
 			want = "4 timeslice memory=20224Mi"
 		}
