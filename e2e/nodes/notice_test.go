@@ -16,9 +16,11 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -97,7 +99,11 @@ func noticed(t *testing.T, ctx context.Context) {
 	must(t, workload.Until(ctx, "the training to go on elsewhere", func(ctx context.Context) (bool, string, error) {
 		var err error
 		second, err = trainer(ctx)
-		return err == nil && second != nil && second.UID != first.UID, "", err
+		if err != nil || second == nil || second.UID == first.UID {
+			return false, "", err
+		}
+		_, err = os.Stat(filepath.Join(state, string(second.UID)+".from"))
+		return err == nil, "its program has not begun", nil
 	}))
 	if second.Spec.NodeName == first.Spec.NodeName {
 		t.Errorf("the training goes on on %s, which is about to end", second.Spec.NodeName)
@@ -112,7 +118,7 @@ func noticed(t *testing.T, ctx context.Context) {
 	told(t, ctx, first)
 	service.set("", "")
 	waitTaint(t, ctx, first.Spec.NodeName, false)
-	must(t, env.kube.AppsV1().Deployments(demo).Delete(ctx, "trainer", metav1.DeleteOptions{}))
+	must(t, env.kube.AppsV1().StatefulSets(demo).Delete(ctx, "trainer", metav1.DeleteOptions{}))
 	nothingAllocated(t, ctx)
 }
 
@@ -134,7 +140,8 @@ func serveMetadata(t *testing.T, ctx context.Context) *metadata {
 	return service
 }
 
-// trains runs a program that counts its steps, saves them when it is told to end, and goes on from what was saved.
+// trains runs a program that counts its steps, saves them when it is told to end, and goes on from what was saved. It is a StatefulSet: a
+// Deployment has the next pod begin while the one before still saves.
 func trains(t *testing.T, ctx context.Context, state string) {
 	t.Helper()
 	tier := workload.Tiers[0]
@@ -151,7 +158,11 @@ func trains(t *testing.T, ctx context.Context, state string) {
 		Name: "state", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: state}},
 	})
 	d.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(30))
-	must(t, createApp(ctx, d, tier))
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{tier.Template(tier.Type)}))
+	_, err := env.kube.AppsV1().StatefulSets(demo).Create(ctx, &appsv1.StatefulSet{ObjectMeta: d.ObjectMeta, Spec: appsv1.StatefulSetSpec{
+		Replicas: d.Spec.Replicas, Selector: d.Spec.Selector, Template: d.Spec.Template,
+	}}, metav1.CreateOptions{})
+	must(t, err)
 }
 
 // trainer is the pod that trains and is ready; nil for none.
