@@ -197,6 +197,16 @@ func (n *usageNode) start(ctx context.Context, minor int) error {
 	if err := n.node.Start(ctx); err != nil {
 		return err
 	}
+	if err := n.ready(ctx); err != nil {
+		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.node.LogTail(5))
+	}
+	return nil
+}
+
+// ready waits until the plugin is, and has published its node.
+func (n *usageNode) ready(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	if err := n.node.WaitReady(ctx); err != nil {
 		return err
 	}
