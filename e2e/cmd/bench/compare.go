@@ -13,6 +13,9 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
+// mostBuilds is how many there can be beside this one: minor numbers of simulated GPUs end at 31.
+const mostBuilds = 2
+
 // compareTime is how long builds are asked in turn.
 const compareTime = 3 * time.Minute
 
@@ -33,7 +36,11 @@ type comparedNode struct {
 // builds are this one and those of -compare, by directory.
 func (b *comparison) builds() ([][2]string, error) {
 	all := [][2]string{{"this build", filepath.Join(b.source, "bin")}}
-	for _, pair := range strings.Split(b.compare, ",") {
+	pairs := strings.Split(b.compare, ",")
+	if len(pairs) > mostBuilds {
+		return nil, fmt.Errorf("read -compare: there are %d builds, and simulated device nodes for %d", len(pairs), mostBuilds)
+	}
+	for _, pair := range pairs {
 		name, dir, ok := strings.Cut(pair, "=")
 		if !ok || name == "" || dir == "" {
 			return nil, fmt.Errorf("read -compare: %q is not NAME=DIRECTORY, as in before=../before/bin", pair)
