@@ -225,7 +225,7 @@ func removeDeadSockets(ctx context.Context, c *Config, driver string) error {
 		}
 		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "dra-"), ".sock"))
 		registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, driver, uid)
-		// This socket last: the other is what leads to it.
+		// Its own socket last: after a kill in between, the name leads to the other one again.
 		errs = append(errs, ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))), ignoreMissing(os.Remove(path)))
 	}
 	return errors.Join(errs...)
