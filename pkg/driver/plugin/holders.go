@@ -65,6 +65,20 @@ func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]cl
 	}
 }
 
+// inPods reports whether processes all run in pods, as far as they still run.
+func inPods(ctx context.Context, pids []int) bool {
+	owners, err := processes.Host().Owners(ctx, pids)
+	if err != nil || len(owners) == 0 {
+		return false
+	}
+	for _, o := range owners {
+		if o.Pod == "" {
+			return false
+		}
+	}
+	return true
+}
+
 // deviceFiles finds the device files of GPUs and partitions.
 type deviceFiles struct {
 	config *Config
