@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
+)
+
+// monitorLabel is the label under which the monitor of the tests selects nodes.
+const monitorLabel = "example.com/gpu-monitor"
+
+// monitor is a DaemonSet on the cluster's node whose pod has a GPU open, as DCGM has.
+type monitor struct{ *space }
+
+// deploy creates the DaemonSet, and deletes it at the end.
+func (m monitor) deploy(ctx context.Context, gpu int) {
+	m.Helper()
+	yes, root, pod := true, env.node.Root(), workload.Pod("monitor", "")
+	labels := map[string]string{"app": "monitor"}
+	pod.Labels, pod.Spec.NodeSelector = labels, map[string]string{monitorLabel: v1alpha1.ClientsDeployed}
+	pod.Spec.RestartPolicy, pod.Spec.HostPID = corev1.RestartPolicyAlways, true
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	pod.Spec.Volumes = []corev1.Volume{{Name: "driver", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: root}}}}
+	c := &pod.Spec.Containers[0]
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "driver", MountPath: root}}
+	c.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+	const hold = `ln -s "$0/usr/bin/nvidia-smi" /tmp/nvml-sim && exec /tmp/nvml-sim hold --root "$0" --gpu "$1"`
+	c.Command = []string{"/bin/sh", "-c", hold, root, fmt.Sprint(gpu)}
+	sets := env.kube.AppsV1().DaemonSets(m.name)
+	_, err := sets.Create(ctx, &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "monitor"},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}},
+	}, metav1.CreateOptions{})
+	m.must(err)
+	atEnd(m.T, func(ctx context.Context) {
+		foreground := metav1.DeletePropagationForeground
+		m.must(sets.Delete(ctx, "monitor", metav1.DeleteOptions{PropagationPolicy: &foreground}))
+	})
+}
+
+// opened waits until a pod other than before has the GPU open, and returns its name.
+func (m monitor) opened(ctx context.Context, before string) (name string) {
+	m.Helper()
+	m.eventually(ctx, "the monitor to have a GPU open", func(ctx context.Context) (bool, string, error) {
+		pods, err := env.kube.CoreV1().Pods(m.name).List(ctx, metav1.ListOptions{LabelSelector: "app=monitor"})
+		if err != nil || len(pods.Items) != 1 || pods.Items[0].Name == before {
+			return false, fmt.Sprintf("%d pods", len(pods.Items)), err
+		}
+		name = pods.Items[0].Name
+		log, err := env.cluster.PodLogs(ctx, m.name, name, "main")
+		if err != nil {
+			return false, err.Error(), nil
+		}
+		return log == "open\n", log, nil
+	})
+	return name
+}
+
+// waitLabel waits until the node's label has a value.
+func (m monitor) waitLabel(ctx context.Context, value string) {
+	m.Helper()
+	m.eventually(ctx, fmt.Sprintf("the label %s to be %q", monitorLabel, value), func(ctx context.Context) (bool, string, error) {
+		n, err := env.kube.CoreV1().Nodes().Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		return n.Labels[monitorLabel] == value, n.Labels[monitorLabel], nil
+	})
+}
+
+// A monitor of a DaemonSet that has a GPU open is stopped for the change of its MIG mode, by the label that the policy names, and runs
+// again after it; so it does if the plugin is killed meanwhile.
+func TestMIGMode_StopsClients(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.must(env.node.Stop())
+	atEnd(s.T, s.hardware.resetDriver)
+	s.hardware.sim(ctx, "create", "--node", "a100-pcie-nvlink-pairs", "--force")
+	dir, label, deployed, m := s.TempDir(), "training", v1alpha1.ClientsDeployed, monitor{s}
+	for name, rule := range map[string]string{
+		"training":  "tiers: [exclusive], mig: {modeChange: whenIdle}",
+		"inference": "mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}",
+	} {
+		s.plugin.writePolicy(dir, name, "[{match: {indexes: [0]}, "+rule+", pauseClients: ["+monitorLabel+"]}, {tiers: [exclusive]}]")
+	}
+	s.plugin.labelNode(ctx, v1alpha1.PolicyLabel, &label)
+	s.plugin.labelNode(ctx, monitorLabel, &deployed)
+	env.node.SetFlags("--policy", dir, "--pause-clients", monitorLabel)
+	atEnd(s.T, func(ctx context.Context) {
+		env.node.SetFlags()
+		s.plugin.labelNode(ctx, v1alpha1.PolicyLabel, nil)
+		s.plugin.labelNode(ctx, monitorLabel, nil)
+	})
+	s.plugin.start(ctx)
+	node := env.cluster.NodeName()
+	s.published.waitOffer(ctx, node, "gpu=4")
+	m.deploy(ctx, 0)
+	first := m.opened(ctx, "")
+
+	label = "inference"
+	s.plugin.labelNode(ctx, v1alpha1.PolicyLabel, &label)
+	s.events.waitOnNode(ctx, node, corev1.EventTypeNormal, "ClientsPaused", "open in nvml-sim")
+	s.published.waitOffer(ctx, node, "gpu=3 mig=7")
+	s.events.waitOnNode(ctx, node, corev1.EventTypeNormal, "ClientsResumed", monitorLabel)
+	m.waitLabel(ctx, v1alpha1.ClientsDeployed)
+	second := m.opened(ctx, first)
+
+	s.hardware.sim(ctx, "fault", "--slow", "5s", "gpuReset")
+	label = "training"
+	s.plugin.labelNode(ctx, v1alpha1.PolicyLabel, &label)
+	s.eventually(ctx, "a change that has begun", func(context.Context) (bool, string, error) {
+		found, err := filepath.Glob(filepath.Join(env.node.PluginsDir(), records.SharedDir, records.ModesDir, "gpu-*.json"))
+		return len(found) > 0, fmt.Sprint(found), err
+	})
+	s.must(env.node.Kill())
+	m.waitLabel(ctx, v1alpha1.ClientsPaused)
+	s.plugin.start(ctx)
+	s.published.waitOffer(ctx, node, "gpu=4")
+	m.waitLabel(ctx, v1alpha1.ClientsDeployed)
+	m.opened(ctx, second)
+}
