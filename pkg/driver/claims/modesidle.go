@@ -79,12 +79,12 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *end
 }
 
 // inPods reports whether processes all run in pods: then these can be stopped by a label of the Node.
-func (m *Modes) inPods(ctx context.Context, holders []Holder) bool {
+func (o *ModeOptions) inPods(ctx context.Context, holders []Holder) bool {
 	var pids []int
 	for _, h := range holders {
 		pids = append(pids, h.PID)
 	}
-	return m.InPods != nil && m.InPods(ctx, pids)
+	return o.InPods != nil && o.InPods(ctx, pids)
 }
 
 // checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it.

@@ -93,7 +93,7 @@ func (c *Clients) Pause(labels []string) {
 	}
 }
 
-// Run keeps the labels until ctx ends. It sets all back once the plugin's DaemonSet is gone, at once: Helm deletes the plugin's rights next.
+// Run keeps the labels until ctx ends. It sets all back once the plugin's DaemonSet is gone, at once: Helm deletes its rights next.
 func (c *Clients) Run(ctx context.Context) {
 	tick := time.NewTicker(clientsRetry)
 	defer tick.Stop()

@@ -31,10 +31,13 @@ const (
 // errHeld is what an attempt says while DCGM has a GPU open.
 var errHeld = fmt.Errorf("%w: open in nv-hostengine (process 71)", gpu.ErrHeldByPods)
 
+// pauseBed is a bed whose Node has labels of clients.
+type pauseBed struct{ *bed }
+
 // newPauseBed is a node with DCGM and its exporter on which GPUs 0 and 1 are to enter MIG mode, and have not been tried yet.
-func newPauseBed(t *testing.T) *bed {
+func newPauseBed(t *testing.T) pauseBed {
 	t.Helper()
-	b := newModeBed(t)
+	b := pauseBed{newModeBed(t)}
 	b.write("inference.yaml", pausingRules)
 	b.Cluster.Node.Clients = map[string]string{dcgm: v1alpha1.ClientsDeployed, exporter: v1alpha1.ClientsDeployed}
 	b.step(Policies)
@@ -46,7 +49,7 @@ func newPauseBed(t *testing.T) *bed {
 }
 
 // fails has the attempt to change a GPU fail.
-func (b *bed) fails(i int, err error) {
+func (b pauseBed) fails(i int, err error) {
 	b.t.Helper()
 	b.ModeRunning = ModeOrder{}
 	if b.ModeFailures == nil {
@@ -58,20 +61,20 @@ func (b *bed) fails(i int, err error) {
 }
 
 // labels has the Node have other values of the labels of clients.
-func (b *bed) labels(dcgmValue, exporterValue string) {
+func (b pauseBed) labels(dcgmValue, exporterValue string) {
 	b.t.Helper()
 	b.Cluster.Node.Clients = map[string]string{dcgm: dcgmValue, exporter: exporterValue}
 	b.step(Cluster)
 }
 
-func (b *bed) wantPaused(when string, want ...string) {
+func (b pauseBed) wantPaused(when string, want ...string) {
 	b.t.Helper()
 	if diff := cmp.Diff(want, b.plan.Pause); diff != "" {
 		b.t.Errorf("%s: labels that are to be paused (-want +got):\n%s", when, diff)
 	}
 }
 
-func (b *bed) wantReasons(when string, want ...string) {
+func (b pauseBed) wantReasons(when string, want ...string) {
 	b.t.Helper()
 	if diff := cmp.Diff(want, reasons(b.heard())); diff != "" {
 		b.t.Errorf("%s: Events (-want +got):\n%s", when, diff)
@@ -85,7 +88,8 @@ func TestDesired_Pause(t *testing.T) {
 	b.fails(0, errHeld)
 	b.wantPaused("held", dcgm, exporter)
 	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "Normal ClientsPaused") ||
-		!strings.Contains(events[0], dcgm+", "+exporter+`: set from "true" to "paused-by-cleave"`) || !strings.Contains(events[0], "nv-hostengine (process 71)") {
+		!strings.Contains(events[0], dcgm+", "+exporter+`: set from "true" to "paused-by-cleave"`) ||
+		!strings.Contains(events[0], "nv-hostengine (process 71)") {
 		t.Errorf("Events = %q, want one that says what is stopped, and why", events)
 	}
 	b.wantOrder("GPU 1, which was not tried yet", "1 on")
@@ -113,23 +117,26 @@ func TestDesired_Pause(t *testing.T) {
 
 // What is no client's fault, or that of clients which the policy does not name or the plugin may not stop, stops none.
 func TestDesired_PauseNever(t *testing.T) {
-	held := func(b *bed) { b.fails(0, errHeld) }
+	held := func(b pauseBed) { b.fails(0, errHeld) }
 	for name, tt := range map[string]struct {
-		change func(b *bed)
+		change func(b pauseBed)
 		event  string // of what keeps the GPU
 	}{
-		"a process that is in no pod, or computes": {func(b *bed) { b.fails(0, fmt.Errorf("%w: open in python (process 7)", gpu.ErrInUse)) }, "open in python (process 7). Next"},
-		"the reset itself":                         {func(b *bed) { b.fails(0, errors.New("no reset")) }, "no reset. Next"},
-		"not named": {func(b *bed) {
+		"a process that is in no pod, or computes": {func(b pauseBed) {
+			b.fails(0, fmt.Errorf("%w: open in python (process 7)", gpu.ErrInUse))
+		}, "open in python (process 7). Next"},
+		"the reset itself": {func(b pauseBed) { b.fails(0, errors.New("no reset")) }, "no reset. Next"},
+		"not named": {func(b pauseBed) {
 			b.write("inference.yaml", inferenceRules)
 			b.step(Policies)
 			held(b)
 		}, "open in nv-hostengine (process 71). Next"},
-		"not deployed":        {func(b *bed) { b.labels("false", "paused-for-mig-change"); held(b) }, "none of " + dcgm + ", " + exporter + ` has the value "true"`},
-		"may not be changed":  {func(b *bed) { b.Cluster.Node.Clients = nil; held(b) }, "may be changed by the plugin"},
-		"while not ready":     {func(b *bed) { b.Ready = false; held(b) }, ""},
-		"a claim has the GPU": {func(b *bed) { b.allocate(records.Device{GPU: b.device(0)}); b.step(Allocations); held(b) }, ""},
-		"driver released":     {func(b *bed) { b.Cluster.Node.ReleaseDriver = true; held(b) }, ""},
+		"not deployed": {func(b pauseBed) { b.labels("false", "paused-for-mig-change"); held(b) },
+			"none of " + dcgm + ", " + exporter + ` has the value "true"`},
+		"may not be changed":  {func(b pauseBed) { b.Cluster.Node.Clients = nil; held(b) }, "may be changed by the plugin"},
+		"while not ready":     {func(b pauseBed) { b.Ready = false; held(b) }, ""},
+		"a claim has the GPU": {func(b pauseBed) { b.allocate(records.Device{GPU: b.device(0)}); b.step(Allocations); held(b) }, ""},
+		"driver released":     {func(b pauseBed) { b.Cluster.Node.ReleaseDriver = true; held(b) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newPauseBed(t)
@@ -158,7 +165,8 @@ func TestDesired_PauseInVain(t *testing.T) {
 		}
 		b.after(pauseAtMost)
 		b.wantPaused("too long")
-		if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "Warning ClientsNotGone") || !strings.Contains(events[0], "open in nv-hostengine (process 71)") ||
+		if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "Warning ClientsNotGone") ||
+			!strings.Contains(events[0], "open in nv-hostengine (process 71)") ||
 			!strings.Contains(events[0], fmt.Sprintf("again in %s at the earliest", next)) {
 			t.Errorf("Events = %q, want one with the reason and that the next pause is in %s", events, next)
 		}
@@ -216,7 +224,7 @@ func TestDesired_PauseEnds(t *testing.T) {
 
 // A reset on request stops clients as well.
 func TestDesired_PauseReset(t *testing.T) {
-	b := newModeBed(t)
+	b := pauseBed{newModeBed(t)}
 	b.write("training.yaml", "metadata: {name: training}\nrules: [{tiers: [exclusive], pauseClients: ["+dcgm+"]}]")
 	b.Cluster.Node.Clients = map[string]string{dcgm: v1alpha1.ClientsDeployed}
 	b.step(Policies)
@@ -238,7 +246,7 @@ func TestLoop_Pause(t *testing.T) {
 		l, f := newFakeLoop(t, "dgx-a100")
 		dir := newPauseBed(t).dir
 		l.Sources.Policies = func() (*policy.Set, error) { return policy.Load(dir, policy.Format{}) }
-		l.Options.Pause = func(labels []string) { f.note(fmt.Sprint("pause ", labels)) }
+		l.Pause = func(labels []string) { f.note(fmt.Sprint("pause ", labels)) }
 		f.set(func() {
 			f.state.Node.Policy, f.modeErr = "inference", errHeld
 			f.state.Node.Clients = map[string]string{dcgm: v1alpha1.ClientsDeployed}
