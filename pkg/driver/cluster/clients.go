@@ -39,7 +39,8 @@ type Clients struct {
 	allowed []string
 	have    func() map[string]string
 	gone    func() bool
-	// failed is called with a new reason why a label could not be written.
+	// failed is called with a new reason why a label cannot be written. One that does not last is only logged, such as that another
+	// client was faster.
 	failed func(err error)
 	wake   chan struct{}
 
@@ -48,16 +49,16 @@ type Clients struct {
 	want  []string
 
 	// The rest is for the goroutine of Run. wrote are the values that were written last: a label that another client has changed during
-	// a pause is not set again, and one is not set back twice before that is seen. logged is the last error.
-	wrote  map[string]string
-	logged string
+	// a pause is not set again, and one is not set back twice before that is seen. logged and told are the last errors.
+	wrote, logged, told map[string]string
 }
 
 // NewClients changes some labels of the watched node, which is called before the watcher runs.
 func NewClients(w *Watcher, allowed []string, failed func(err error)) *Clients {
 	w.clientLabels = allowed
 	return &Clients{client: w.client, node: w.node, allowed: allowed, wake: w.clients, gone: w.DaemonSetGone, failed: failed,
-		have: func() map[string]string { return w.State().Node.Clients }, wrote: map[string]string{}}
+		have:  func() map[string]string { return w.State().Node.Clients },
+		wrote: map[string]string{}, logged: map[string]string{}, told: map[string]string{}}
 }
 
 // clientsOf returns the labels of a Node that are among some.
@@ -147,18 +148,24 @@ func (c *Clients) keep(ctx context.Context, again bool) {
 	}
 }
 
-// set changes a label that has a value, and reports an error that is new.
+// set changes a label that has a value. It logs an error that is new, and reports one that lasts.
 func (c *Clients) set(ctx context.Context, label, from, to string) {
 	err := c.patch(ctx, label, from, to)
 	if err == nil {
-		c.wrote[label], c.logged = to, ""
+		c.wrote[label] = to
+		delete(c.logged, label)
+		delete(c.told, label)
 		klog.FromContext(ctx).Info("Changed a label of clients of the GPUs", "node", c.node, "label", label, "from", from, "to", to)
 		return
 	}
-	if text := err.Error(); text != c.logged {
-		c.logged = text
-		klog.FromContext(ctx).Error(err, "A label of clients of the GPUs cannot be changed; retrying", "node", c.node)
+	switch text := err.Error(); text {
+	case c.told[label]:
+	case c.logged[label]:
+		c.told[label] = text
 		c.failed(err)
+	default:
+		c.logged[label] = text
+		klog.FromContext(ctx).Error(err, "A label of clients of the GPUs cannot be changed; retrying", "node", c.node)
 	}
 }
 

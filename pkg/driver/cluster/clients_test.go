@@ -196,6 +196,9 @@ func TestClients_OtherClients(t *testing.T) {
 			b.check("set back", "dcgm=false dcgm-exporter=true", 3)
 			<-time.After(time.Hour)
 			b.check("an hour later", "dcgm=false dcgm-exporter=true", 3)
+			if len(b.failed) > 0 {
+				t.Errorf("failed: %q, though the other client was only faster", b.failed)
+			}
 		})
 	})
 }
@@ -269,14 +272,14 @@ func TestClients_Refused(t *testing.T) {
 		b := newClientBed(t, deployed())
 		b.fails = apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", fmt.Errorf("no right"))
 		b.pause(dcgmLabel)
-		<-time.After(clientsRetry * 3 / 2)
-		b.check("refused", bothDeployed, 2)
+		<-time.After(clientsRetry * 5 / 2)
+		b.check("refused", bothDeployed, 3)
 		const want = `set the label nvidia.com/gpu.deploy.dcgm of Node node-1 from "true" to "paused-by-cleave"`
 		if len(b.failed) != 1 || !strings.Contains(b.failed[0], want) {
 			t.Errorf("failed: %q, want one", b.failed)
 		}
 		b.fails = nil
 		<-time.After(clientsRetry)
-		b.check("later", "dcgm=paused-by-cleave dcgm-exporter=true", 3)
+		b.check("later", "dcgm=paused-by-cleave dcgm-exporter=true", 4)
 	})
 }
