@@ -115,6 +115,27 @@ func TestDesired_Pause(t *testing.T) {
 	b.wantReasons("in the end", "Normal MIGModeChanged", "Normal ClientsResumed")
 }
 
+// A pause goes on for a GPU that was not tried yet, and each change gives it more time.
+func TestDesired_PauseProgress(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	b.wantOrder("not tried yet", "1 on")
+	b.ModeRunning, b.ModeFailures = *b.plan.Mode, nil
+	b.after(pauseAtMost - time.Second)
+	b.ModeRunning = ModeOrder{}
+	b.changed(1, true)
+	b.after(pauseAtMost - time.Second)
+	b.wantPaused("after the other GPU has changed", dcgm, exporter)
+	b.after(time.Second)
+	b.wantPaused("too long after the change")
+
+	b = newPauseBed(t)
+	b.fails(0, errHeld)
+	b.ModeFailures = nil
+	b.changed(0, true)
+	b.wantPaused("for the GPU that was not tried yet", dcgm, exporter)
+}
+
 // What is no client's fault, or that of clients which the policy does not name or the plugin may not stop, stops none.
 func TestDesired_PauseNever(t *testing.T) {
 	held := func(b pauseBed) { b.fails(0, errHeld) }
