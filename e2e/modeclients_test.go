@@ -60,10 +60,7 @@ func (m monitor) opened(ctx context.Context, before string) (name string) {
 		}
 		name = pods.Items[0].Name
 		log, err := env.cluster.PodLogs(ctx, m.name, name, "main")
-		if err != nil {
-			return false, err.Error(), nil
-		}
-		return log == "open\n", log, nil
+		return err == nil && log == "open\n", fmt.Sprintf("%q, %v", log, err), nil
 	})
 	return name
 }
