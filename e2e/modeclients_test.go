@@ -5,12 +5,16 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -126,4 +130,51 @@ func TestMIGMode_StopsClients(t *testing.T) {
 	s.published.waitOffer(ctx, node, "gpu=4")
 	m.waitLabel(ctx, v1alpha1.ClientsDeployed)
 	m.opened(ctx, second)
+}
+
+// With the rights of the chart, the plugin changes the named label of its own node from one value to the other and back, and nothing else.
+func TestMIGMode_ClientsRights(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	chart, err := exec.CommandContext(ctx, filepath.Join(env.source, "bin", "helm"), "template", "rights",
+		filepath.Join(env.source, "deployments/helm/cleave"), "--namespace", s.name, "--set", "pauseClients={"+monitorLabel+"}",
+		"--show-only", "templates/rbac.yaml", "--show-only", "templates/admission-node.yaml").Output()
+	s.must(err)
+	_, err = env.client.Kubectl(ctx, string(chart), "apply", "-f", "-")
+	s.must(err)
+	atEnd(s.T, func(ctx context.Context) {
+		_, err := env.client.Kubectl(ctx, string(chart), "delete", "-f", "-")
+		s.must(err)
+	})
+	own, other := s.newPlainNode(ctx, nil).name, s.newPlainNode(ctx, nil).name
+	deployed, disabled := v1alpha1.ClientsDeployed, "false"
+	for _, name := range []string{own, other} {
+		s.must(env.client.LabelNode(ctx, name, monitorLabel, &deployed))
+		s.must(env.client.LabelNode(ctx, name, "example.com/other", &deployed))
+	}
+	config, err := env.cluster.RESTConfig()
+	s.must(err)
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + s.name + ":rights-cleave-plugin",
+		Extra: map[string][]string{"authentication.kubernetes.io/node-name": {own}}}
+	kube, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	plugin := workload.Client{Kube: kube}
+	paused, attempt := v1alpha1.ClientsPaused, ""
+	s.eventually(ctx, "the plugin's rights to be known, and its limits", func(ctx context.Context) (bool, string, error) {
+		attempt += "x" // what does not change the label is not refused
+		refused := plugin.LabelNode(ctx, own, "example.com/other", &attempt)
+		allowed := plugin.LabelNode(ctx, own, monitorLabel, &paused)
+		return refused != nil && strings.Contains(refused.Error(), "ValidatingAdmissionPolicy") && allowed == nil, fmt.Sprint(refused, allowed), nil
+	})
+	s.must(plugin.LabelNode(ctx, own, monitorLabel, &deployed))
+	for what, err := range map[string]error{
+		"another value": plugin.LabelNode(ctx, own, monitorLabel, &disabled),
+		"no value":      plugin.LabelNode(ctx, own, monitorLabel, nil),
+		"another node":  plugin.LabelNode(ctx, other, monitorLabel, &paused),
+		"a new label":   plugin.LabelNode(ctx, own, "example.com/new", &paused),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+			t.Errorf("%s: %v, want that the policy refuses it", what, err)
+		}
+	}
 }
