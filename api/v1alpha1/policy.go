@@ -73,6 +73,10 @@ type Rule struct {
 	Health *HealthPolicy `json:"health,omitempty"`
 	// Publish says what ResourceSlices carry of the GPUs.
 	Publish *PublishPolicy `json:"publish,omitempty"`
+	// PauseClients are labels of the Node under which DaemonSets of clients, such as DCGM, select nodes with the value "true". While
+	// nothing but pods without a claim keeps a GPU from a change of its MIG mode or a requested reset, the labels have another value.
+	// MaxClientLabels at most.
+	PauseClients []string `json:"pauseClients,omitempty"`
 }
 
 // OfferedTiers are those of the rule, or those it has where it does not say.

@@ -30,15 +30,20 @@ type Schema struct {
 
 // Patterns of the schema in addition to the decoder's.
 const (
-	quantityPattern = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
-	namePattern     = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
-	offeredProfile  = `^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me|\+me\.all|\+gfx|-me)?$`
-	omittedProfile  = `^([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?|\+me)$`
+	quantityPattern    = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
+	namePattern        = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	clientLabelPattern = `^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	offeredProfile     = `^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me|\+me\.all|\+gfx|-me)?$`
+	omittedProfile     = `^([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?|\+me)$`
 )
 
 // bounds restrict fields, by type and field, to the values that the decoder accepts.
 var bounds = map[string]func(*Schema){
-	"NodePolicy.rules":    func(s *Schema) { s.MaxItems = MaxRules },
+	"NodePolicy.rules": func(s *Schema) { s.MaxItems = MaxRules },
+	"Rule.pauseClients": func(s *Schema) {
+		s.MaxItems = MaxClientLabels
+		s.Items.like(clientLabelPattern, "the name of a node label with its domain, such as nvidia.com/gpu.deploy.dcgm")
+	},
 	"PolicyMetadata.name": func(s *Schema) { s.like(namePattern, "the value of a node label, such as training") },
 	"MIGPolicy.profiles": func(s *Schema) {
 		s.Items.like(offeredProfile, "a MIG profile, such as 1g.10gb or 1g.10gb+me")

@@ -111,6 +111,7 @@ func (r *Rule) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, r.TimeSlice.validate(path.Child("timeSlice"))...)
 	errs = append(errs, r.MPS.validate(path.Child("mps"))...)
 	errs = append(errs, r.Publish.validate(path.Child("publish"), r)...)
+	errs = append(errs, r.validateClients(path.Child("pauseClients"))...)
 	return append(errs, r.Health.validate(path.Child("health"))...)
 }
 

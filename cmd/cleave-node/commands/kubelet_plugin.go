@@ -90,6 +90,8 @@ func newKubeletPlugin() *cobra.Command {
 		"node labels, of which the first that the node has names its policy")
 	flags.StringVar((*string)(&config.NodeLabels), "node-labels", string(plugin.LabelsOff),
 		"labels of the Node object that describe its GPUs, in the names of GPU feature discovery: "+plugin.LabelModes())
+	flags.StringSliceVar(&config.PauseClients, "pause-clients", nil, "labels of the Node object that a policy may name in pauseClients: the "+
+		"plugin sets them from "+v1alpha1.ClientsDeployed+" to "+v1alpha1.ClientsPaused+" and back")
 	addNotices(flags, &config.Notices)
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave-node mps-supervisor; empty to disable MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,

@@ -19,6 +19,8 @@ var (
 	ErrInvalidArgument = errors.New("invalid argument")
 	// ErrInUse: a client uses the object (NVML_ERROR_IN_USE).
 	ErrInUse = errors.New("in use")
+	// ErrHeldByPods is the ErrInUse of a GPU that nothing but pods without a claim have open, and that no process computes on.
+	ErrHeldByPods = fmt.Errorf("%w", ErrInUse)
 	// ErrPartitioned: leaving MIG mode would destroy existing GPU instances.
 	ErrPartitioned = errors.New("GPU has partitions")
 	// ErrInsufficientResources: the placement is occupied (NVML_ERROR_INSUFFICIENT_RESOURCES).

@@ -77,6 +77,8 @@ type Offer struct {
 	Health Health
 	// WantsMIG is the MIG mode to which an idle GPU is reset; nil to leave its mode.
 	WantsMIG *bool
+	// PauseClients are the labels of clients that may be stopped for a reset of the GPU.
+	PauseClients []string
 	// Publish selects the GPU's attributes and counters in slices.
 	Publish Publish
 }

@@ -149,8 +149,9 @@ func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities,
 			TimeSlice: allocated.TimeSlice && !listed(v1alpha1.TierTimeSlice),
 			MPS:       allocated.MPS && !listed(v1alpha1.TierMPS),
 		},
-		Health:  health(r.Health),
-		Publish: publish(r.Publish),
+		Health:       health(r.Health),
+		Publish:      publish(r.Publish),
+		PauseClients: r.PauseClients,
 	}
 	offer.WantsMIG = wantsMIG(r, g)
 	if listed(v1alpha1.TierMIG) {

@@ -55,3 +55,18 @@ func TestApply_WantsMIGUncertain(t *testing.T) {
 		})
 	}
 }
+
+// Clients may be stopped for a GPU by the rule that matches it, whatever it offers.
+func TestApply_PauseClients(t *testing.T) {
+	session, err := simulated.Open(t.Context(), "dgx-a100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := policyOf(t, "{match: {indexes: [0]}, exclude: true, pauseClients: [a/b]}, {match: {indexes: [1]}, tiers: [exclusive], pauseClients: [a/c, a/d]}")
+	offers := Apply(p, session.Node(), Capabilities{}).Offers
+	for i, want := range [][]string{{"a/b"}, {"a/c", "a/d"}, nil} {
+		if got := offers[i].PauseClients; !slices.Equal(got, want) {
+			t.Errorf("GPU %d: got %v, want %v", i, got, want)
+		}
+	}
+}

@@ -33,6 +33,8 @@ type ModeOptions struct {
 	Tool  ModeTool
 	// HasDRM reports whether the kernel module nvidia_drm uses a GPU; nil for never.
 	HasDRM func(g *gpu.GPU) bool
+	// InPods reports whether processes all run in pods; nil for never.
+	InPods func(ctx context.Context, pids []int) bool
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
 	// Overtaken is called after a change with the claims that were allocated devices of the GPU too late to be noticed before it:

@@ -246,6 +246,42 @@ func TestModes_InUse(t *testing.T) {
 	}
 }
 
+// Only what is open in pods alone, which compute nothing, is for labels of clients to close.
+func TestModes_HeldByPods(t *testing.T) {
+	python := sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1}
+	for name, tt := range map[string]struct {
+		use  func(b *modeBed)
+		held bool
+	}{
+		"pods":                    {func(*modeBed) {}, true},
+		"pods, and persistence":   {func(b *modeBed) { b.holders = append(b.holders, Holder{1, "nvidia-persiste"}) }, true},
+		"a process of the host":   {func(b *modeBed) { b.holders = append(b.holders, Holder{73, "nv-hostengine"}) }, false},
+		"a process that computes": {func(b *modeBed) { _ = b.other.Clients().Add(0, python) }, false},
+		"a claim":                 {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, false},
+		"pods cannot be told":     {func(b *modeBed) { b.Modes.InPods = nil }, false},
+		"not all can be seen": {func(b *modeBed) {
+			b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) {
+				return b.holders, errors.New("hidden")
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newModeBed(t)
+			b.holders = []Holder{{71, "nv-hostengine"}, {72, "dcgm-exporter"}}
+			b.Modes.InPods = func(_ context.Context, pids []int) bool { return slices.Equal(pids, []int{71, 72}) }
+			tt.use(b)
+			b.wants[0] = true
+			err := b.change(0)
+			if !errors.Is(err, gpu.ErrInUse) || errors.Is(err, gpu.ErrHeldByPods) != tt.held {
+				t.Errorf("held by pods alone: %t, want %t (%v)", errors.Is(err, gpu.ErrHeldByPods), tt.held, err)
+			}
+			if tt.held && !strings.HasPrefix(err.Error(), "in use: open in nv-hostengine (process 71), dcgm-exporter (process 72)") {
+				t.Errorf("got %q, want who has it open", err)
+			}
+		})
+	}
+}
+
 // What Cleave did not create is never destroyed.
 func TestModes_UnmanagedPartition(t *testing.T) {
 	b := newModeBed(t)

@@ -69,9 +69,22 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *end
 	}
 	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
 	if len(holders) > 0 {
-		return fmt.Errorf("%w%s", gpu.ErrInUse, describeHolders(holders))
+		why := gpu.ErrInUse
+		if err == nil && m.inPods(ctx, holders) {
+			why = gpu.ErrHeldByPods
+		}
+		return fmt.Errorf("%w%s", why, describeHolders(holders))
 	}
 	return nil
+}
+
+// inPods reports whether processes all run in pods: then these can be stopped by a label of the Node.
+func (o *ModeOptions) inPods(ctx context.Context, holders []Holder) bool {
+	var pids []int
+	for _, h := range holders {
+		pids = append(pids, h.PID)
+	}
+	return o.InPods != nil && o.InPods(ctx, pids)
 }
 
 // checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it.

@@ -38,6 +38,8 @@ type Node struct {
 	// Paused is a label by which the GPU operator or MIG manager has the GPU's clients leave the node, as "label=value"; empty if
 	// there is none.
 	Paused string
+	// Clients are the labels of clients of the GPUs that the plugin may change; nil for none.
+	Clients map[string]string
 	// Notices are those that handlers have written on the Node.
 	Notices []notices.Notice
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.

@@ -38,8 +38,10 @@ type Watcher struct {
 	// classes are the DeviceClasses that exist. classesChanged has a value after they or the DaemonSet have changed.
 	classes        *store[struct{}]
 	classesChanged chan struct{}
-	// labels of the Node object may have to be written or removed when it has a value.
-	labels chan struct{}
+	// labels of the Node object may have to be written or removed when it has a value; those of clients when clients has one.
+	labels, clients chan struct{}
+	// clientLabels are those of clients that State has; set before Run.
+	clientLabels []string
 
 	// recreated is closed once the Node object is not the one that was read first.
 	recreated chan struct{}
@@ -61,13 +63,15 @@ func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, cha
 	w := &Watcher{
 		client: client, driver: driver, node: node, daemonSet: daemonSet,
 		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), labels: make(chan struct{}, 1),
-		recreated: make(chan struct{}),
-		others:    newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
+		clients: make(chan struct{}, 1), recreated: make(chan struct{}),
+		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
 	}
-	wakeLabels := signals(w.labels)
+	wakeLabels := func() { signals(w.labels)(); signals(w.clients)() }
 	w.object = newStore(1, func() { changed(); wakeLabels() }, func(object any) (Node, bool) {
 		w.noteUID(object)
-		return nodeOf(object, policyLabels)
+		node, ok := nodeOf(object, policyLabels)
+		node.Clients = clientsOf(object, w.clientLabels)
+		return node, ok
 	})
 	w.own = newStore(0, signals(w.ownChanged), func(object any) (publisher.Seen, bool) { return publisher.SeenOf(object, driver, node) })
 	wakeClasses := signals(w.classesChanged)

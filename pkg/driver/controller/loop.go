@@ -126,6 +126,8 @@ type Options struct {
 	KeepPolicy func(p *Policy) error
 	// Removed is called for each GPU that was removed.
 	Removed func(pci gpu.PCIAddress)
+	// Pause stops clients of the GPUs by labels of the Node, and has all others start again; nil if the plugin may not. It does not block.
+	Pause func(labels []string)
 	// Released persists whether the node's label releases the driver.
 	Released func(ctx context.Context, released bool)
 
@@ -373,6 +375,9 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 	l.do(ctx, workOf(&p))
 	if p.ForgetReset {
 		l.Claims.ForgetReset(ctx)
+	}
+	if l.Pause != nil && l.observed.Ready {
+		l.Pause(p.Pause)
 	}
 	if p.Mode != nil {
 		l.modes.start(ctx, *p.Mode, l.Claims.ChangeMode(*p.Mode), func() { l.Mark(Inventory) })

@@ -3,11 +3,13 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -79,6 +81,8 @@ type ModeMemory struct {
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
+	// Held is set if nothing but pods without a claim kept the last attempt from it.
+	Held bool
 	// Said is the last report.
 	Said string
 }
@@ -108,6 +112,7 @@ func (p modes) consider(o *Observed) {
 	before := p.Memory.Modes
 	p.Memory.Modes = nil
 	allocated := claimsOf(o.Allocations)
+	var free []*gpu.GPU // that no claim keeps from their change
 	for i := range p.Offer.GPUs {
 		g := &p.Offer.GPUs[i]
 		name := g.PCI.DeviceName()
@@ -130,8 +135,8 @@ func (p modes) consider(o *Observed) {
 			m = ModeMemory{Enable: target, Reset: reset, Began: o.Now}
 		}
 		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
-			m.FailedAt, m.Failures = f.At, m.Failures+1
-			p.reportFailure(g, &m, f.Err)
+			m.FailedAt, m.Failures, m.Held = f.At, m.Failures+1, errors.Is(f.Err, gpu.ErrHeldByPods)
+			p.reportFailure(g, &m, f.Err, p.mayPause(o, g, &m))
 		}
 		changes := target != g.MIG.Enabled || reset != "" // otherwise allocated devices do not change
 		if changes {
@@ -143,7 +148,11 @@ func (p modes) consider(o *Observed) {
 		if p.mayChange(o) && (!changes || settled) && due {
 			p.Mode = &ModeOrder{name, target, reset}
 		}
+		if changes && settled {
+			free = append(free, g)
+		}
 	}
+	p.pause(o, free)
 	p.checkRequest(o)
 }
 
@@ -200,6 +209,9 @@ func (p modes) notePublished(o *Observed) {
 
 // lookAgain schedules the next look at modes.
 func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
+	if p.Memory.Pause.active() {
+		look(p.Memory.Pause.Until)
+	}
 	if o.ModeRunning.GPU != "" || p.Mode != nil {
 		return // its end marks the loop
 	}
@@ -231,8 +243,9 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 	p.report(r)
 }
 
-// reportFailure reports why a mode could not be changed, each reason once.
-func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
+// reportFailure reports why a mode could not be changed, each reason once. paused is set if clients are stopped for it, which has Events
+// of its own.
+func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error, paused bool) {
 	again := m.pause()
 	r := Report{Log: "The MIG mode of a GPU could not be changed", Err: err,
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "attempts", m.Failures, "retryIn", again}}
@@ -240,10 +253,18 @@ func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
 	if m.Reset != "" {
 		r.Log, reason, cannot = "A GPU could not be reset", reasonNotReset, "cannot be reset yet"
 	}
-	if m.Said != err.Error() {
-		m.Said = err.Error()
+	said := oneLine(err)
+	if named := p.Offer.Offer(g).PauseClients; m.Held && !paused && len(named) > 0 && p.Memory.Pause.Failures == 0 {
+		said += fmt.Sprintf(" (pauseClients does not help: none of %s has the value %q and may be changed by the plugin)",
+			strings.Join(named, ", "), v1alpha1.ClientsDeployed)
+	}
+	if m.Said != said && paused {
+		m.Said = said
+	}
+	if m.Said != said {
+		m.Said = said
 		r.Warning, r.Reason = true, reason
-		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g), cannot, oneLine(err), again,
+		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g), cannot, said, again,
 			modeRetryAtMost)
 	}
 	p.report(r)

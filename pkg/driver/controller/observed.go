@@ -197,6 +197,8 @@ type Memory struct {
 	// names no GPU.
 	Modes    map[string]ModeMemory
 	NotReset string
+	// Pause is the pause of clients that have such GPUs open.
+	Pause PauseMemory
 
 	// Notice is what followed from the notices about the node's machine.
 	Notice notices.Decision

@@ -32,6 +32,8 @@ type Plan struct {
 	Recover, LeaveMIGMode, Layouts bool
 	// Mode is the GPU whose MIG mode is to be changed, or that is to be reset, concurrently; nil for none.
 	Mode *ModeOrder
+	// Pause are the labels of clients that are to be stopped; nil for none.
+	Pause []string
 	// ForgetReset is set when the label that requested the last reset is gone.
 	ForgetReset bool
 	// List is the time after which the claims of the API server must be listed; zero if they need not be.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -66,6 +67,8 @@ type Config struct {
 	PolicyLabels []string
 	// NodeLabels is whether the Node object describes the GPUs by labels; empty for LabelsOff.
 	NodeLabels LabelMode
+	// PauseClients are the labels of the Node object that the plugin may change to stop clients of GPUs; none by default.
+	PauseClients []string
 	// Notices are about the node's machine.
 	Notices NoticeConfig
 	// MPSSocket is the supervisor's socket; empty to disable MPS.
@@ -96,6 +99,11 @@ func (c *Config) Validate() error {
 		}
 	}
 	errs = append(errs, c.NodeLabels.validate())
+	for _, label := range c.PauseClients {
+		if err := v1alpha1.CheckClientLabel(label); err != nil {
+			errs = append(errs, fmt.Errorf("--pause-clients: %q %w", label, err))
+		}
+	}
 	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
 		(!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
 		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))

@@ -56,6 +56,8 @@ func TestConfig_Validate(t *testing.T) {
 		"a socket":             {func(c *Config) { c.MPSSocket = "/run/cleave/mps/supervisor.sock" }, nil},
 		"no procfs":            {func(c *Config) { c.Procfs = "" }, []string{"--procfs"}},
 		"labels applied":       {func(c *Config) { c.NodeLabels = LabelsApply }, nil},
+		"clients":              {func(c *Config) { c.PauseClients = []string{"nvidia.com/gpu.deploy.dcgm", "example.com/a"} }, nil},
+		"clients, the driver":  {func(c *Config) { c.PauseClients = []string{"nvidia.com/gpu.deploy.driver"} }, []string{"--pause-clients", "nvidia.com/gpu.deploy.driver", "more than clients"}},
 		"labels removed":       {func(c *Config) { c.NodeLabels = LabelsRemove }, nil},
 		"labels, no mode":      {func(c *Config) { c.NodeLabels = "on" }, []string{"--node-labels", `"on"`, "none, apply, or remove"}},
 		"retry zero":           {func(c *Config) { c.DriverRetry = 0 }, []string{"--driver-retry"}},

@@ -110,7 +110,7 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
-		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
+		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set, Pause: s.clients.Pause,
 		Compatible: s.config.compatible(), NoticePolicy: s.config.Notices.Policy, Active: s.active, Before: s.cluster.OwnDevices(),
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}

@@ -65,6 +65,21 @@ func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]cl
 	}
 }
 
+// inPods reports whether processes all run in pods, as far as they still run.
+func inPods(ctx context.Context, pids []int) bool {
+	owners, err := processes.Host().Owners(ctx, pids)
+	return err == nil && allInPods(owners)
+}
+
+func allInPods(owners map[int]processes.Owner) bool {
+	for _, o := range owners {
+		if o.Pod == "" {
+			return false
+		}
+	}
+	return len(owners) > 0
+}
+
 // deviceFiles finds the device files of GPUs and partitions.
 type deviceFiles struct {
 	config *Config

@@ -45,3 +45,18 @@ func TestHolders_LookHangs(t *testing.T) {
 		}
 	})
 }
+
+func TestAllInPods(t *testing.T) {
+	for name, tt := range map[string]struct {
+		owners map[int]processes.Owner
+		want   bool
+	}{
+		"pods":               {map[int]processes.Owner{1: {Pod: "a"}, 2: {Pod: "b"}}, true},
+		"one is of the host": {map[int]processes.Owner{1: {Pod: "a"}, 2: {Name: "nv-hostengine"}}, false},
+		"all have ended":     {map[int]processes.Owner{}, false},
+	} {
+		if got := allInPods(tt.owners); got != tt.want {
+			t.Errorf("%s: got %t, want %t", name, got, tt.want)
+		}
+	}
+}

@@ -46,6 +46,17 @@ func (s *service) openLabels() {
 	}
 }
 
+// reasonNotPaused is the reason of Events about labels of clients that cannot be changed.
+const reasonNotPaused = "ClientsLabelNotSet"
+
+// openClients prepares to stop clients of GPUs by labels; nil if the plugin may change none.
+func openClients(s *service) *cluster.Clients {
+	if len(s.config.PauseClients) == 0 {
+		return nil
+	}
+	return cluster.NewClients(s.cluster, s.config.PauseClients, func(err error) { s.events.Warn(reasonNotPaused, err.Error()) })
+}
+
 // describe sets the labels of what the GPUs offer.
 func (s *service) describe(offered *policy.Node) {
 	if s.config.NodeLabels == LabelsApply {

@@ -70,6 +70,7 @@ func (s *service) open(ctx context.Context) error {
 			s.notices.Look()
 		}, s.config.PolicyLabels...)
 	s.openLabels()
+	s.clients = openClients(s)
 	s.claimSpecs = &claimSpecs{
 		dir: s.config.CDIDir, events: s.events, lack: func() bool { return claims.LackSpecs(s.engine) },
 		mark: func() { s.loop.Mark(controller.ClaimSpecs) },

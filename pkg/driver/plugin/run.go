@@ -68,6 +68,7 @@ func Run(ctx context.Context, config Config) error {
 	defer follower.Wait()
 	defer unfollow()
 	defer s.leave(ctx)
+	defer s.clients.Leave(ctx)
 	if !s.awaitName(ctx) {
 		return nil
 	}
@@ -99,6 +100,9 @@ func Run(ctx context.Context, config Config) error {
 	if s.labels != nil {
 		wg.Go(func() { s.labels.Run(ctx, config.ReconcileEvery) })
 	}
+	if s.clients != nil {
+		wg.Go(func() { s.clients.Run(ctx) })
+	}
 	wg.Go(func() { newMissingClasses(s).run(ctx) })
 	wg.Go(func() { s.names.run(ctx) })
 	wg.Go(func() {
@@ -124,6 +128,8 @@ type service struct {
 	cluster *cluster.Watcher
 	// labels describes the GPUs on the Node object; nil if it does not.
 	labels *cluster.Labels
+	// clients stops clients of GPUs by labels of the Node object; nil if the plugin may not.
+	clients *cluster.Clients
 
 	// lease is held while a plugin of this driver name is running, nodeLease while one of any name is.
 	lease, nodeLease *lease

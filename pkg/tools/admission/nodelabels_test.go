@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,14 +19,16 @@ import (
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/apis/cel"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodelabels"
 )
 
 // pluginUser is the plugin's in the policy of these tests.
 const pluginUser = "system:serviceaccount:cleave-system:cleave-plugin"
 
-// nodeLabelsPolicy is the chart's policy for labels of Nodes, which the manifests lack, as the value nodeLabels is off.
-func nodeLabelsPolicy(t *testing.T) (policy claimPolicy, document string) {
+// nodeLabelsPolicy is the chart's policy for labels of Nodes, which the manifests lack, as the values nodeLabels and pauseClients are off:
+// with own for labels that describe GPUs, with a list of labels of clients in JSON.
+func nodeLabelsPolicy(t *testing.T, own bool, clients string) (policy claimPolicy, document string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "..", "deployments", "helm", "cleave", "templates", "admission-node.yaml"))
 	if err != nil {
@@ -39,13 +42,15 @@ func nodeLabelsPolicy(t *testing.T) (policy claimPolicy, document string) {
 	document, _, _ = strings.Cut(document, "\n---\n")
 	document = strings.ReplaceAll(document, "{{ $user }}", pluginUser)
 	document = strings.ReplaceAll(document, "{{ $labels }}", "cleave-node-labels")
+	document = strings.ReplaceAll(document, `{{ ne .Values.nodeLabels "none" }}`, strconv.FormatBool(own))
+	document = strings.ReplaceAll(document, "{{ toJson .Values.pauseClients }}", clients)
 	document = regexp.MustCompile(`(?m)^  labels:\n.*include "cleave.labels".*\n`).ReplaceAllString(document, "")
 	return compiled(t, document), document
 }
 
 // The policy has the labels of the plugin, and no others.
 func TestNodeLabelsPolicy_Keys(t *testing.T) {
-	_, document := nodeLabelsPolicy(t)
+	_, document := nodeLabelsPolicy(t, true, "[]")
 	for _, key := range nodelabels.Keys() {
 		if !strings.Contains(document, fmt.Sprintf("%q", strings.TrimPrefix(key, "nvidia.com/"))) {
 			t.Errorf("the policy lacks %s", key)
@@ -58,7 +63,7 @@ func TestNodeLabelsPolicy_Keys(t *testing.T) {
 }
 
 func TestNodeLabelsPolicy(t *testing.T) {
-	policy, _ := nodeLabelsPolicy(t)
+	policy, _ := nodeLabelsPolicy(t, true, "[]")
 	node := func(name string, change func(n *corev1.Node)) *corev1.Node {
 		n := &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.deploy.driver": "true"},
@@ -107,31 +112,83 @@ func TestNodeLabelsPolicy(t *testing.T) {
 				before = node(tt.node, nil)
 			}
 			object := node(tt.node, tt.change)
-			attributes, request := requestOf(corev1.SchemeGroupVersion.WithKind("Node"), tt.node, object, before)
-			request.SubResource = tt.sub
-			request.UserInfo = authenticationv1.UserInfo{Username: pluginUser, Extra: map[string]authenticationv1.ExtraValue{
-				"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
-			if tt.token != "" {
-				request.UserInfo.Extra["authentication.kubernetes.io/node-name"] = authenticationv1.ExtraValue{tt.token}
-			}
-			results, _, err := policy.validates.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := ""
-			for _, r := range results {
-				e, ok := r.ExpressionAccessor.(*expression)
-				switch {
-				case !ok:
-					t.Fatalf("%T", r.ExpressionAccessor)
-				case r.Error != nil:
-					t.Fatalf("%s: %v", e.text, r.Error)
-				case r.EvalResult != types.True && got == "":
-					got = "refused: " + e.name
-				}
-			}
+			got := judgeNode(t, policy, tt.token, tt.node, object, before, tt.sub)
 			if got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// judgeNode returns what the policy says of a change of a Node by a plugin with a token of a node; empty if it allows it.
+func judgeNode(t *testing.T, policy claimPolicy, token, name string, object, before runtime.Object, sub string) (refused string) {
+	t.Helper()
+	attributes, request := requestOf(corev1.SchemeGroupVersion.WithKind("Node"), name, object, before)
+	request.SubResource = sub
+	request.UserInfo = authenticationv1.UserInfo{Username: pluginUser, Extra: map[string]authenticationv1.ExtraValue{
+		"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
+	if token != "" {
+		request.UserInfo.Extra["authentication.kubernetes.io/node-name"] = authenticationv1.ExtraValue{token}
+	}
+	results, _, err := policy.validates.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		e, ok := r.ExpressionAccessor.(*expression)
+		switch {
+		case !ok:
+			t.Fatalf("%T", r.ExpressionAccessor)
+		case r.Error != nil:
+			t.Fatalf("%s: %v", e.text, r.Error)
+		case r.EvalResult != types.True && refused == "":
+			refused = "refused: " + e.name
+		}
+	}
+	return refused
+}
+
+// Labels of clients that the chart names change from one value to the other and back; no other label, and no other value.
+func TestNodeLabelsPolicy_Clients(t *testing.T) {
+	const dcgm, other, count = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.count"
+	const on, off = v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused
+	tests := map[string]struct {
+		label, from, to string
+		allowed         bool
+	}{
+		"paused":                  {dcgm, on, off, true},
+		"and back":                {dcgm, off, on, true},
+		"another value":           {dcgm, on, "false", false},
+		"removed":                 {dcgm, on, "", false},
+		"from another value":      {dcgm, "false", off, false},
+		"what another has paused": {dcgm, "paused-for-driver-upgrade", on, false},
+		"created":                 {dcgm, "", off, false},
+		"another label":           {other, on, off, false},
+		"another label, back":     {other, off, on, false},
+		"a label that describes":  {count, "1", "2", false},
+	}
+	policy, _ := nodeLabelsPolicy(t, false, `["`+dcgm+`", "example.com/monitor"]`)
+	both, _ := nodeLabelsPolicy(t, true, `["`+dcgm+`"]`)
+	node := func(label, value string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"zone": "a", label: value}}}
+		if value == "" {
+			delete(n.Labels, label)
+		}
+		return n
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			judge := func(policy claimPolicy, token string) bool {
+				return judgeNode(t, policy, token, "node-1", node(tt.label, tt.to), node(tt.label, tt.from), "") == ""
+			}
+			if got := judge(policy, "node-1"); got != tt.allowed {
+				t.Errorf("allowed: %t, want %t", got, tt.allowed)
+			}
+			if got, want := judge(both, "node-1"), tt.allowed || tt.label == count; got != want {
+				t.Errorf("with nodeLabels: allowed: %t, want %t", got, want)
+			}
+			if judge(both, "node-2") {
+				t.Error("the plugin of another node may do it, too")
 			}
 		})
 	}

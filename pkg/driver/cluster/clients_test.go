@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+const (
+	dcgmLabel     = "nvidia.com/gpu.deploy.dcgm"
+	exporterLabel = "nvidia.com/gpu.deploy.dcgm-exporter"
+	pluginLabel   = "nvidia.com/gpu.deploy.device-plugin"
+)
+
+// clientBed is a Node at a fake API server whose labels plugins change, inside a synctest bubble.
+type clientBed struct {
+	*Clients
+	t      *testing.T
+	client *fake.Clientset
+	// kill ends the plugin without a word, stop only its Run.
+	kill, stop func()
+
+	// patches are those of plugins, fails is returned by each if it is set, and before is called before each. All are used while
+	// the bubble's other goroutines are blocked, or by the one that patches.
+	patches int
+	fails   error
+	before  func()
+	failed  []string
+}
+
+func newClientBed(t *testing.T, labels map[string]string) *clientBed {
+	t.Helper()
+	b := &clientBed{t: t}
+	node := nodeObject("")
+	node.Labels = labels
+	b.client = fake.NewClientset(node, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "plugin", UID: "1"}})
+	b.client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.PatchAction).GetPatchType() != types.JSONPatchType {
+			return false, nil, nil
+		}
+		b.patches++
+		if b.before != nil {
+			b.before()
+		}
+		return b.fails != nil, nil, b.fails
+	})
+	b.start()
+	return b
+}
+
+// start starts a plugin; the one before must have ended.
+func (b *clientBed) start() {
+	b.t.Helper()
+	w := NewWatcher(b.client, "gpu.cleave.dev", "node-1", "ns/plugin", func() {})
+	b.Clients = NewClients(w, []string{dcgmLabel, exporterLabel}, func(err error) { b.failed = append(b.failed, err.Error()) })
+	c := b.Clients
+	ctx, cancel := context.WithCancel(b.t.Context())
+	watching, unwatch := context.WithCancel(b.t.Context())
+	var watchers, runs sync.WaitGroup
+	watchers.Go(func() { w.Run(watching, func(err error) { b.t.Error(err) }) })
+	watchers.Go(func() { w.FollowDaemonSet(watching) })
+	runs.Go(func() { c.Run(ctx) })
+	b.stop = func() { cancel(); runs.Wait() }
+	b.kill = sync.OnceFunc(func() { cancel(); unwatch(); runs.Wait(); watchers.Wait() })
+	b.t.Cleanup(b.kill)
+	synctest.Wait()
+}
+
+// pause wants labels paused.
+func (b *clientBed) pause(labels ...string) {
+	b.Pause(labels)
+	synctest.Wait()
+}
+
+// set has another client set a label of DCGM, also while the fake client answers a request.
+func (b *clientBed) set(value string) {
+	b.t.Helper()
+	nodes := corev1.SchemeGroupVersion.WithResource("nodes")
+	object, err := b.client.Tracker().Get(nodes, "", "node-1")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	node := object.DeepCopyObject().(*corev1.Node)
+	node.Labels[dcgmLabel] = value
+	if err := b.client.Tracker().Update(nodes, node, ""); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// check compares the labels of the Node, and how often plugins have patched it.
+func (b *clientBed) check(what, labels string, patches int) {
+	b.t.Helper()
+	synctest.Wait()
+	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), "node-1", metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var got []string
+	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
+		got = append(got, strings.TrimPrefix(key, "nvidia.com/gpu.deploy.")+"="+node.Labels[key])
+	}
+	has := fmt.Sprintf("%s, %d patches", strings.Join(got, " "), b.patches)
+	if diff := cmp.Diff(fmt.Sprintf("%s, %d patches", labels, patches), has); diff != "" {
+		b.t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+const (
+	bothDeployed = "dcgm=true dcgm-exporter=true"
+	bothPaused   = "dcgm=paused-by-cleave dcgm-exporter=paused-by-cleave"
+)
+
+func deployed() map[string]string { return map[string]string{dcgmLabel: "true", exporterLabel: "true"} }
+
+func TestClients_Pause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, map[string]string{dcgmLabel: "true", exporterLabel: "true", pluginLabel: "true", "zone": "a"})
+		b.pause(dcgmLabel, exporterLabel, pluginLabel, "zone")
+		b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=paused-by-cleave device-plugin=true zone=a", 2)
+		<-time.After(time.Hour)
+		b.check("an hour later", "dcgm=paused-by-cleave dcgm-exporter=paused-by-cleave device-plugin=true zone=a", 2)
+		b.pause(dcgmLabel)
+		b.check("one is enough", "dcgm=paused-by-cleave dcgm-exporter=true device-plugin=true zone=a", 3)
+		b.pause()
+		b.check("none", "dcgm=true dcgm-exporter=true device-plugin=true zone=a", 4)
+		<-time.After(time.Hour)
+		b.check("an hour later", "dcgm=true dcgm-exporter=true device-plugin=true zone=a", 4)
+		b.pause(dcgmLabel)
+		b.check("again", "dcgm=paused-by-cleave dcgm-exporter=true device-plugin=true zone=a", 5)
+		if len(b.failed) > 0 {
+			t.Errorf("failed: %q", b.failed)
+		}
+	})
+}
+
+// The value that another client sets stays, whenever it comes.
+func TestClients_OtherClients(t *testing.T) {
+	t.Run("before", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newClientBed(t, map[string]string{dcgmLabel: "false"})
+			b.pause(dcgmLabel, exporterLabel)
+			b.check("neither is deployed", "dcgm=false", 0)
+			b.pause()
+			b.check("nor afterwards", "dcgm=false", 0)
+		})
+	})
+	for _, value := range []string{"paused-for-driver-upgrade", "paused-by-cleave_paused-for-driver-upgrade", "true", ""} {
+		t.Run("during a pause "+value, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newClientBed(t, deployed())
+				b.pause(dcgmLabel)
+				b.set(value)
+				b.check("changed", "dcgm="+value+" dcgm-exporter=true", 1)
+				<-time.After(time.Hour)
+				b.pause()
+				b.check("not wanted any more", "dcgm="+value+" dcgm-exporter=true", 1)
+				if strings.HasPrefix(value, v1alpha1.ClientsPaused) { // k8s-driver-manager restores what it has found when it began
+					b.set(v1alpha1.ClientsPaused)
+					b.check("restored by the other", bothDeployed, 2)
+				}
+			})
+		})
+	}
+	t.Run("at the same moment", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newClientBed(t, deployed())
+			other := func(value string) func() { return func() { b.set(value); b.before = nil } }
+			b.before = other("paused-for-mig-change")
+			b.pause(dcgmLabel)
+			b.check("paused", "dcgm=paused-for-mig-change dcgm-exporter=true", 1)
+			b.set("true")
+			b.check("and deployed again", "dcgm=paused-by-cleave dcgm-exporter=true", 2)
+			b.before = other("false")
+			b.pause()
+			b.check("set back", "dcgm=false dcgm-exporter=true", 3)
+			<-time.After(time.Hour)
+			b.check("an hour later", "dcgm=false dcgm-exporter=true", 3)
+			if len(b.failed) > 0 {
+				t.Errorf("failed: %q, though the other client was only faster", b.failed)
+			}
+		})
+	})
+}
+
+// A plugin may be killed at any write. The next one sets back what was paused, or goes on, and never leaves anything paused.
+func TestClients_Killed(t *testing.T) {
+	for writes := range 4 {
+		for _, goesOn := range []bool{false, true} {
+			t.Run(fmt.Sprintf("after %d writes, goes on %t", writes, goesOn), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newClientBed(t, deployed())
+					b.before = func() {
+						if b.patches > writes {
+							b.fails = fmt.Errorf("killed")
+						}
+					}
+					b.pause(dcgmLabel, exporterLabel)
+					b.pause()
+					b.kill()
+					b.fails, b.before = nil, nil
+					b.start()
+					<-time.After(time.Hour)
+					synctest.Wait()
+					before := b.patches
+					left := []string{bothDeployed, "dcgm=paused-by-cleave dcgm-exporter=true", bothPaused, "dcgm=true dcgm-exporter=paused-by-cleave"}
+					b.check("before the plugin knows what is wanted", left[writes], before)
+					if goesOn {
+						b.pause(dcgmLabel, exporterLabel)
+						b.check("goes on", bothPaused, before+map[int]int{0: 2, 1: 1, 2: 0, 3: 1}[writes])
+					}
+					b.pause()
+					b.check("in the end", bothDeployed, b.patches)
+				})
+			})
+		}
+	}
+}
+
+// A plugin that ends sets back what it has paused, and no more.
+func TestClients_Leave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, map[string]string{dcgmLabel: "true", exporterLabel: v1alpha1.ClientsPaused})
+		b.pause(dcgmLabel, exporterLabel)
+		b.check("paused", bothPaused, 1)
+		b.stop()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		b.Leave(ended)
+		b.check("left", "dcgm=true dcgm-exporter=paused-by-cleave", 2)
+		(*Clients)(nil).Leave(t.Context())
+		(*Clients)(nil).Pause(nil)
+	})
+}
+
+func TestClients_Uninstalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		b.pause(dcgmLabel)
+		if err := b.client.AppsV1().DaemonSets("ns").Delete(t.Context(), "plugin", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		b.check("gone", bothDeployed, 2)
+		b.pause(dcgmLabel, exporterLabel)
+		b.check("and stay so", bothDeployed, 2)
+	})
+}
+
+// An error is reported once, and the write repeated.
+func TestClients_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		b.fails = apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", fmt.Errorf("no right"))
+		b.pause(dcgmLabel)
+		<-time.After(clientsRetry * 5 / 2)
+		b.check("refused", bothDeployed, 3)
+		const want = `set the label nvidia.com/gpu.deploy.dcgm of Node node-1 from "true" to "paused-by-cleave"`
+		if len(b.failed) != 1 || !strings.Contains(b.failed[0], want) {
+			t.Errorf("failed: %q, want one", b.failed)
+		}
+		b.fails = nil
+		<-time.After(clientsRetry)
+		b.check("later", "dcgm=paused-by-cleave dcgm-exporter=true", 4)
+	})
+}

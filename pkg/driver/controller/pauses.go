@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+)
+
+// Clients such as DCGM are stopped for a change of a GPU's mode, or its reset, where the policy names the labels under which their
+// DaemonSets select nodes. The pause is the node's: it begins once an attempt has found that nothing but pods without a claim have a GPU
+// open, holds for all GPUs that are due, and ends when none is left or when nothing has changed for pauseAtMost. After a pause in vain
+// the next one is further away each time. Nothing of it is remembered across a restart: labels that are found paused are set back, and
+// the next attempt begins another pause.
+
+// Reasons of Events about clients.
+const (
+	reasonPaused  = "ClientsPaused"
+	reasonResumed = "ClientsResumed"
+	reasonNotGone = "ClientsNotGone"
+)
+
+// Times of pauses.
+const (
+	// pauseAtMost is how long clients stay stopped while no GPU changes. A pod has 30 s to end unless its spec says otherwise.
+	pauseAtMost = 3 * time.Minute
+	// pauseRetry is the time from a pause in vain to the next one, doubled each time up to pauseRetryAtMost.
+	pauseRetry       = 15 * time.Minute
+	pauseRetryAtMost = 4 * time.Hour
+)
+
+// PauseMemory is the state, from plan to plan, of a pause of clients.
+type PauseMemory struct {
+	// Labels are paused until then at the latest; none without a pause. Waiting is the number of GPUs that it is for.
+	Labels  []string
+	Until   time.Time
+	Waiting int
+	// Failures counts the pauses in vain since the last that was not, Next is when the next may begin.
+	Failures int
+	Next     time.Time
+}
+
+// active reports whether clients are paused.
+func (m *PauseMemory) active() bool { return len(m.Labels) > 0 }
+
+// pausable are the labels, of those that the policy names for a GPU, under which clients can be stopped: they may be changed, and no other
+// client has set them to another value.
+func (o *Observed) pausable(named []string) []string {
+	var labels []string
+	for _, label := range named {
+		switch o.Cluster.Node.Clients[label] {
+		case v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused:
+			labels = append(labels, label)
+		}
+	}
+	return labels
+}
+
+// mayPause reports whether the last failure of a GPU is one that a pause of clients may end, now or later.
+func (p modes) mayPause(o *Observed, g *gpu.GPU, m *ModeMemory) bool {
+	return m.Held && len(o.pausable(p.Offer.Offer(g).PauseClients)) > 0 && (p.Memory.Pause.active() || p.pauseDue(m))
+}
+
+// pauseDue reports whether a pause may begin after the last failure of a GPU.
+func (p modes) pauseDue(m *ModeMemory) bool { return m.FailedAt.After(p.Memory.Pause.Next) }
+
+// pause decides which clients are stopped, given the GPUs that nothing of claims keeps from their change.
+func (p modes) pause(o *Observed, due []*gpu.GPU) {
+	pause := &p.Memory.Pause
+	if !o.Ready || p.Release != nil {
+		pause.Labels = nil
+		return
+	}
+	var labels []string
+	var waiting []*gpu.GPU
+	failed, begin := false, false // for another reason; a pause is due
+	for _, g := range due {
+		m, can := p.Memory.Modes[g.PCI.DeviceName()], o.pausable(p.Offer.Offer(g).PauseClients)
+		switch {
+		case len(can) > 0 && (m.Held || pause.active() && m.Failures == 0):
+			labels, waiting, begin = append(labels, can...), append(waiting, g), begin || m.Held && p.pauseDue(&m)
+		case len(can) > 0 && m.Failures > 0:
+			failed = true
+		}
+	}
+	slices.Sort(labels)
+	labels = slices.Compact(labels)
+	switch {
+	case !pause.active() && begin:
+		pause.Labels, pause.Until = labels, o.Now.Add(pauseAtMost)
+		p.reportPaused(waiting)
+	case !pause.active():
+		return
+	case len(waiting) == 0 && !failed:
+		p.reportResumed()
+		*pause = PauseMemory{Next: o.Now} // the next one needs another failure
+		return
+	case len(waiting) == 0, !o.Now.Before(pause.Until):
+		p.endInVain(o, waiting)
+		return
+	case len(waiting) < pause.Waiting:
+		pause.Until = o.Now.Add(pauseAtMost)
+	}
+	pause.Labels, pause.Waiting = labels, len(waiting)
+	p.Pause = labels
+	for _, g := range waiting { // attempts follow each other quickly meanwhile
+		name := g.PCI.DeviceName()
+		m := p.Memory.Modes[name]
+		m.Failures = min(m.Failures, 1)
+		p.Memory.Modes[name] = m
+	}
+}
+
+// endInVain ends a pause that has not let all GPUs change.
+func (p modes) endInVain(o *Observed, waiting []*gpu.GPU) {
+	pause := &p.Memory.Pause
+	again := min(pauseRetryAtMost, pauseRetry<<min(pause.Failures, 8))
+	labels := strings.Join(pause.Labels, ", ")
+	*pause = PauseMemory{Failures: pause.Failures + 1, Next: o.Now.Add(again)}
+	var left []string
+	for _, g := range waiting {
+		left = append(left, fmt.Sprintf("%s: %s", Describe(g), p.Memory.Modes[g.PCI.DeviceName()].Said))
+	}
+	r := Report{Log: "Clients of GPUs were stopped in vain", Values: []any{"labels", labels, "waiting", left, "nextIn", again},
+		Warning: true, Reason: reasonNotGone, Message: fmt.Sprintf("%s: set back to %q, as GPUs cannot be changed without these clients either. "+
+			"They are stopped again in %s at the earliest", labels, v1alpha1.ClientsDeployed, again)}
+	if len(left) > 0 {
+		r.Message = fmt.Sprintf("%s: set back to %q after %s without a change. %s. The clients are stopped again in %s at the earliest",
+			labels, v1alpha1.ClientsDeployed, pauseAtMost, strings.Join(left, "; "), again)
+	}
+	p.report(r)
+}
+
+func (p modes) reportPaused(waiting []*gpu.GPU) {
+	labels := strings.Join(p.Memory.Pause.Labels, ", ")
+	var open []string
+	for _, g := range waiting {
+		open = append(open, fmt.Sprintf("%s: %s", Describe(g), p.Memory.Modes[g.PCI.DeviceName()].Said))
+	}
+	p.report(Report{
+		Log: "Stopping clients of GPUs", Values: []any{"labels", labels, "waiting", open}, Reason: reasonPaused,
+		Message: fmt.Sprintf("%s: set from %q to %q, so that clients of these DaemonSets close what is to be changed. %s",
+			labels, v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused, strings.Join(open, "; ")),
+	})
+}
+
+func (p modes) reportResumed() {
+	labels := strings.Join(p.Memory.Pause.Labels, ", ")
+	p.report(Report{
+		Log: "Clients of GPUs may start again", Values: []any{"labels", labels},
+		Reason: reasonResumed,
+		Message: fmt.Sprintf("%s: set back to %q, except where another client has set another value than %q",
+			labels, v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused),
+	})
+}
