@@ -164,7 +164,8 @@ func TestMIGMode_ClientsRights(t *testing.T) {
 		attempt += "x" // what does not change the label is not refused
 		refused := plugin.LabelNode(ctx, own, "example.com/other", &attempt)
 		allowed := plugin.LabelNode(ctx, own, monitorLabel, &paused)
-		return refused != nil && strings.Contains(refused.Error(), "ValidatingAdmissionPolicy") && allowed == nil, fmt.Sprint(refused, allowed), nil
+		denied := refused != nil && strings.Contains(refused.Error(), "ValidatingAdmissionPolicy")
+		return denied && allowed == nil, fmt.Sprint(refused, allowed), nil
 	})
 	s.must(plugin.LabelNode(ctx, own, monitorLabel, &deployed))
 	for what, err := range map[string]error{

@@ -36,13 +36,8 @@ func (b *bed) footprint(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-const (
-	// mostSpares bounds the removed files that plugins keep to write them again: those of one that runs, and of one that
-	// ended after the next had started.
-	mostSpares = 4 * 64
-	// supervisorEvents is where the supervisor keeps what the plugin has not read yet; the file stays.
-	supervisorEvents = "events.json"
-)
+// supervisorEvents is where the supervisor keeps what the plugin has not read yet; the file stays.
+const supervisorEvents = "events.json"
 
 // files are all files and directories of Cleave's.
 func (b *bed) files(ctx context.Context) ([]string, error) {
@@ -55,7 +50,6 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 		uids[string(p.UID)] = true
 	}
 	var all []string
-	spares := 0
 	for _, dir := range []string{b.cluster.PluginsDir(), b.cluster.RegistryDir(), b.registry, b.cluster.CDIDir(), b.MPSDir} {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if os.IsNotExist(err) {
@@ -63,10 +57,6 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 			}
 			if err != nil {
 				return err
-			}
-			if strings.HasPrefix(e.Name(), ".spare.") {
-				spares++
-				return nil
 			}
 			if filepath.Base(filepath.Dir(path)) == "corrupt" {
 				return nil // a record that was set aside for people to look at
@@ -82,9 +72,6 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list the files in %s: %w", dir, err)
 		}
-	}
-	if spares > mostSpares {
-		all = append(all, fmt.Sprintf("%d removed files, kept to be written again", spares))
 	}
 	return all, nil
 }

@@ -32,7 +32,7 @@ func openLayouts(t *testing.T, disk store.FileSystem) *LayoutStore {
 }
 
 func TestLayoutStore_WriteReadRemove(t *testing.T) {
-	s := openLayouts(t, store.NewDisk())
+	s := openLayouts(t, store.Disk{})
 	if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || err != nil {
 		t.Errorf("got %v, %v of a GPU without a layout, want nothing", got, err)
 	}
@@ -72,7 +72,7 @@ func TestLayoutStoreRead_Corrupt(t *testing.T) {
 		"later": `{"format":2,"gpu":"gpu-0000-1b-00-0","uuid":"u"}`, "another GPU": `{"format":1,"gpu":"gpu-0000-1c-00-0","uuid":"u"}`,
 		"no UUID": `{"format":1,"gpu":"gpu-0000-1b-00-0"}`, "long": strings.Repeat(" ", MaxSize+1),
 	} {
-		s := openLayouts(t, store.NewDisk())
+		s := openLayouts(t, store.Disk{})
 		if err := os.WriteFile(filepath.Join(s.Dir(), "gpu-0000-1b-00-0.json"), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func FuzzDecodeLayout(f *testing.F) {
 }
 
 func TestLayoutStore_NamesThatAreNoDevices(t *testing.T) {
-	s := openLayouts(t, store.NewDisk())
+	s := openLayouts(t, store.Disk{})
 	for _, device := range []string{"", "../x", "gpu-", "gpu-0000/..", "gpu-" + strings.Repeat("0", 64)} {
 		if _, err := s.Read(device); err == nil {
 			t.Errorf("%q passed for a device", device)

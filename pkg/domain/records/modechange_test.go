@@ -17,7 +17,7 @@ import (
 const modeChangeFile = `{"format":1,"bootID":"boot","gpu":"gpu-0000-07-00-0","uuid":"GPU-a","enable":true,"persistence":true}`
 
 func TestModeStore(t *testing.T) {
-	s, err := OpenModes(store.NewDisk(), filepath.Join(t.TempDir(), "modes"))
+	s, err := OpenModes(store.Disk{}, filepath.Join(t.TempDir(), "modes"))
 	if err != nil {
 		t.Fatal(err)
 	}

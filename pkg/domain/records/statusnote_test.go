@@ -13,7 +13,7 @@ import (
 
 // The golden file is what the first release that wrote status notes writes. Every later release must read it.
 func TestStatusNote_Format1(t *testing.T) {
-	notes, err := OpenStatusNotes(store.NewDisk(), t.TempDir())
+	notes, err := OpenStatusNotes(store.Disk{}, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func TestDirectory_Copies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			d, err := Open[string](NewDisk(), dir, format)
+			d, err := Open[string](Disk{}, dir, format)
 			must(t, err)
 			must(t, d.Write(noteOf("a", "text")))
 			for _, happens := range tt.happens {

@@ -3,15 +3,12 @@
 package store
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -37,50 +34,12 @@ type FileSystem interface {
 	Rename(from, to string) error
 	// Remove deletes a file; a missing one is not an error.
 	Remove(path string) error
-	// Sweep deletes leftovers of interrupted writes and of other processes from a directory.
+	// Sweep deletes leftovers of interrupted writes from a directory.
 	Sweep(dir string) error
 }
 
-// Disk is the FileSystem of the operating system. The zero value works; the Disk of NewDisk is faster.
-type Disk struct {
-	spares *spares
-}
-
-// spares are removed files that can be reused. Names are unique, even across processes:
-// otherwise two documents could be written into one file.
-type spares struct {
-	paths chan string
-	owner string
-	made  atomic.Uint64
-}
-
-// maxSpares bounds the number of spare files.
-const maxSpares = 64
-
-// NewDisk returns a Disk that keeps some of the files it removes, under another name, and reuses them. The more files were deleted in
-// the last minutes, the longer ext4 takes to create one: it looks at each before it reuses an inode number
-// (recently_deleted in the kernel's fs/ext4/ialloc.c). The next process's Sweep deletes the spare files of this one.
-func NewDisk() Disk {
-	return Disk{&spares{paths: make(chan string, maxSpares), owner: rand.Text()}}
-}
-
-// sparePrefix starts the names of spare files, followed by their owner.
-const sparePrefix = ".spare."
-
-// name returns a new name for a spare file next to another file.
-func (s *spares) name(path string) string {
-	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s%s-%d", sparePrefix, s.owner, s.made.Add(1)))
-}
-
-// temporary returns a new name for a temporary file next to another file.
-func (s *spares) temporary(path string) string {
-	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%s-%d", filepath.Base(path), s.owner, s.made.Add(1)))
-}
-
-// owns reports whether a spare file is this process's.
-func (s *spares) owns(path string) bool {
-	return s != nil && strings.HasPrefix(filepath.Base(path), sparePrefix+s.owner+"-")
-}
+// Disk is the FileSystem of the operating system.
+type Disk struct{}
 
 // MkdirAll is os.MkdirAll.
 func (Disk) MkdirAll(path string, mode fs.FileMode) error { return os.MkdirAll(path, mode) }
@@ -136,8 +95,8 @@ func (d Disk) WriteDurable(path string, data []byte) error {
 	return syncDir(filepath.Dir(path))
 }
 
-func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err error) {
-	f, err := d.open(path)
+func (Disk) replace(path string, data []byte, sync func(*os.File) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
 	if err != nil {
 		return err
 	}
@@ -147,10 +106,6 @@ func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err 
 		}
 	}()
 	_, err = f.Write(data)
-	if err == nil {
-		// A spare file may be longer. It is not truncated first: overwriting its blocks is cheaper than allocating new ones.
-		err = f.Truncate(int64(len(data)))
-	}
 	if err == nil {
 		err = sync(f)
 	}
@@ -176,38 +131,14 @@ func syncDir(dir string) error {
 	return err
 }
 
-// open opens a temporary file next to a file: a spare one, or else a new one.
-func (d Disk) open(path string) (*os.File, error) {
-	if d.spares != nil {
-		select {
-		case spare := <-d.spares.paths:
-			name, now := d.spares.temporary(path), time.Now()
-			err := os.Chtimes(spare, now, now)
-			if err == nil {
-				err = os.Rename(spare, name)
-			}
-			if err == nil {
-				return os.OpenFile(name, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
-			}
-			if !errors.Is(err, fs.ErrNotExist) {
-				return nil, err
-			}
-			// Another process has swept it. It never sweeps a file that is being written, which has another name and is young.
-		default:
-		}
-	}
-	return os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
-}
-
 // temporary is the name pattern of a file's temporary files.
 func temporary(name string) string { return "." + name + ".*" }
 
 // sweepAge protects files that another process is writing from Sweep.
 const sweepAge = 10 * time.Minute
 
-// Sweep deletes temporary files of WriteFile that are older than ten minutes, and the spare files of other processes: a running
-// process can do without them.
-func (d Disk) Sweep(dir string) error {
+// Sweep deletes temporary files of WriteFile that are older than ten minutes.
+func (Disk) Sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, temporary("*")))
 	if err != nil {
 		return err
@@ -220,8 +151,7 @@ func (d Disk) Sweep(dir string) error {
 		if err != nil {
 			return err
 		}
-		isSpare := strings.HasPrefix(filepath.Base(path), sparePrefix)
-		if d.spares.owns(path) || !isSpare && time.Since(info.ModTime()) < sweepAge {
+		if time.Since(info.ModTime()) < sweepAge {
 			continue
 		}
 		if err := (Disk{}).Remove(path); err != nil {
@@ -235,21 +165,7 @@ func (d Disk) Sweep(dir string) error {
 func (Disk) Rename(from, to string) error { return os.Rename(from, to) }
 
 // Remove deletes a file; a missing one is not an error.
-func (d Disk) Remove(path string) error {
-	if d.spares != nil {
-		spare := d.spares.name(path)
-		if err := os.Rename(path, spare); err != nil {
-			return ignoreMissing(err)
-		}
-		select {
-		case d.spares.paths <- spare:
-			return nil
-		default: // there are enough
-			path = spare
-		}
-	}
-	return ignoreMissing(os.Remove(path))
-}
+func (Disk) Remove(path string) error { return ignoreMissing(os.Remove(path)) }
 
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {

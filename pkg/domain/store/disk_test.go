@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -152,129 +150,5 @@ func TestDiskReadFile_Limit(t *testing.T) {
 func TestDiskRemove_Missing(t *testing.T) {
 	if err := (Disk{}).Remove(filepath.Join(t.TempDir(), "no")); err != nil {
 		t.Errorf("Remove: %v", err)
-	}
-}
-
-func TestNewDisk_ReusesRemovedFiles(t *testing.T) {
-	dir := t.TempDir()
-	disk := NewDisk()
-	first, second := filepath.Join(dir, "a.json"), filepath.Join(dir, "b.json")
-	if err := disk.WriteFile(first, []byte("a long first content")); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.Stat(first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Remove(first); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Lstat(first); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the removed file: got %v, want %v", err, fs.ErrNotExist)
-	}
-	if err := disk.WriteFile(second, []byte("short")); err != nil {
-		t.Fatal(err)
-	}
-	after, err := os.Stat(second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !os.SameFile(before, after) {
-		t.Error("the second file is a new one, want the removed one")
-	}
-	if got, err := os.ReadFile(second); err != nil || string(got) != "short" {
-		t.Errorf("content: got %q, %v, want %q", got, err, "short")
-	}
-	if after.Mode() != 0o600 {
-		t.Errorf("mode: got %v, want 0600", after.Mode())
-	}
-	if diff := cmp.Diff([]string{"b.json"}, listAll(t, dir)); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
-}
-
-func TestNewDisk_SpareFilesSwept(t *testing.T) {
-	dir := t.TempDir()
-	disk := NewDisk()
-	path := filepath.Join(dir, "a.json")
-	if err := errors.Join(disk.WriteFile(path, []byte("first")), disk.Remove(path)); err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Sweep(dir); err != nil {
-		t.Fatal(err)
-	}
-	if spare := listAll(t, dir); len(spare) != 1 {
-		t.Fatalf("files after Remove, and a Sweep of the same process: got %q, want one", spare)
-	}
-	// The process may have been killed a moment ago: a plugin that is killed again and again must not fill the disk.
-	if err := NewDisk().Sweep(dir); err != nil {
-		t.Fatal(err)
-	}
-	if left := listAll(t, dir); len(left) != 0 {
-		t.Errorf("files after the Sweep of the next process: got %q, want none", left)
-	}
-	if err := disk.WriteFile(path, []byte("second")); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != "second" {
-		t.Errorf("content: got %q, %v, want %q", got, err, "second")
-	}
-}
-
-// Another process must not take away the file that a document is being written into.
-func TestNewDisk_SpareFileInUseNotSwept(t *testing.T) {
-	dir := t.TempDir()
-	disk := NewDisk()
-	path := filepath.Join(dir, "a.json")
-	past := time.Now().Add(-2 * sweepAge) // when the record of an ended claim was written
-	if err := errors.Join(disk.WriteFile(path, []byte("first")), os.Chtimes(path, past, past), disk.Remove(path)); err != nil {
-		t.Fatal(err)
-	}
-	f, err := disk.open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := NewDisk().Sweep(dir); err != nil {
-		t.Fatal(err)
-	}
-	if left := listAll(t, dir); len(left) != 1 || left[0] != filepath.Base(f.Name()) {
-		t.Errorf("files after Sweep: got %q, want %s", left, filepath.Base(f.Name()))
-	}
-}
-
-func TestNewDisk_BoundedSpareFiles(t *testing.T) {
-	dir := t.TempDir()
-	disk := NewDisk()
-	for i := range maxSpares + 10 {
-		path := filepath.Join(dir, strconv.Itoa(i))
-		if err := (Disk{}).WriteFile(path, []byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if err := disk.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := len(listAll(t, dir)); got != maxSpares {
-		t.Errorf("files: got %d, want %d", got, maxSpares)
-	}
-	if err := disk.Remove(filepath.Join(dir, "missing")); err != nil {
-		t.Errorf("Remove of a missing file: %v", err)
-	}
-}
-
-// Two documents must never be written into one file, however often a name comes and goes.
-func TestNewDisk_OwnSpareFiles(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "a.json")
-	for _, disk := range []Disk{NewDisk(), NewDisk()} {
-		for range 3 {
-			if err := errors.Join((Disk{}).WriteFile(path, []byte("x")), disk.Remove(path)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if got := len(listAll(t, dir)); got != 6 {
-		t.Errorf("spare files: got %d, want 6, each with a name of its own", got)
 	}
 }

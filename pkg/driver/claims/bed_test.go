@@ -112,7 +112,7 @@ func openBed(t testing.TB, dir string, edits ...func(*Options)) *bed {
 	if b.id == compatibleID {
 		b.hardware.node.Offers[3].MPS = nil
 	}
-	b.disk.FileSystem, o.Layouts = store.NewDisk(), nil // it has no partitions
+	b.disk.FileSystem, o.Layouts = store.Disk{}, nil // it has no partitions
 	b.Preparer = New(o)
 	return b
 }

@@ -123,7 +123,7 @@ func (w *worker) open(ctx context.Context) error {
 		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
 	}}}}}, session.Node(), policy.Capabilities{})
 	w.shared = w.gpus.Offers[layoutGPU].Partitions.Shared
-	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
+	disk := hookedDisk{Disk: store.Disk{}, step: w.step}
 	o, err := stateIn(w.dir, disk)
 	if err != nil {
 		return err

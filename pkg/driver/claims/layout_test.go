@@ -257,7 +257,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	}
 	session, err := nvml.OpenLibrary(b.t.Context(), hookedLibrary{simulated.Library(b.node), step}, b.node.Sysfs())
 	must(b.t, err)
-	o, err := stateIn(b.dir, hookedDisk{Disk: store.NewDisk(), step: step})
+	o, err := stateIn(b.dir, hookedDisk{Disk: store.Disk{}, step: step})
 	must(b.t, err)
 	o.Specs = b.specs.under
 	e := New(o)

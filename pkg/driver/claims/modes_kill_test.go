@@ -106,7 +106,7 @@ func (w *modeWorker) open(ctx context.Context) error {
 	if w.session, err = nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(node), w.life.Step}, node.Sysfs()); err != nil {
 		return err
 	}
-	disk := hookedDisk{Disk: store.NewDisk(), step: w.life.Step}
+	disk := hookedDisk{Disk: store.Disk{}, step: w.life.Step}
 	o, err := stateIn(w.dir, disk)
 	modes, modesErr := records.OpenModes(disk, filepath.Join(w.dir, "modes"))
 	specs, specsErr := specsIn(w.dir)

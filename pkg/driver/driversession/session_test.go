@@ -35,7 +35,7 @@ func (b *bed) path() string { return filepath.Join(b.dir, "session.json") }
 
 func (b *bed) open(boot string) *Sessions {
 	b.t.Helper()
-	s, err := Open(store.NewDisk(), b.path(), boot, os.DirFS(filepath.Join(b.node.Root(), "sys")), os.DirFS(filepath.Join(b.node.Root(), "proc")))
+	s, err := Open(store.Disk{}, b.path(), boot, os.DirFS(filepath.Join(b.node.Root(), "sys")), os.DirFS(filepath.Join(b.node.Root(), "proc")))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestOpen_FirstFormat(t *testing.T) {
 func TestEnd_FullDisk(t *testing.T) {
 	b := newBed(t)
 	was := b.open("boot").Of(device)
-	full := &fullDisk{Disk: store.NewDisk()}
+	full := &fullDisk{Disk: store.Disk{}}
 	s, err := Open(full, b.path(), "boot", os.DirFS(filepath.Join(b.node.Root(), "sys")), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestEnd_FullDisk(t *testing.T) {
 func TestBegin_FullDisk(t *testing.T) {
 	b := newBed(t)
 	b.open("boot")
-	disk := &fullDisk{Disk: store.NewDisk()}
+	disk := &fullDisk{Disk: store.Disk{}}
 	s, err := Open(disk, b.path(), "boot", os.DirFS(filepath.Join(b.node.Root(), "sys")), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ const reasonStatusRefused = "StatusRefused"
 
 // newStatus creates the writer of the status of a driver name's claims.
 func (s *service) newStatus(named claims.Named) (*claimstatus.Writer, error) {
-	notes, err := records.OpenStatusNotes(store.NewDisk(), filepath.Join(s.config.PluginsDir, named.Driver(), statusDir))
+	notes, err := records.OpenStatusNotes(store.Disk{}, filepath.Join(s.config.PluginsDir, named.Driver(), statusDir))
 	if err != nil {
 		return nil, err
 	}

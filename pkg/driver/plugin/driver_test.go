@@ -136,7 +136,7 @@ func TestAwaitLabel(t *testing.T) {
 func newEngine(t *testing.T) *claims.Preparer {
 	t.Helper()
 	dir := t.TempDir()
-	store, storeErr := records.OpenStore(store.NewDisk(), filepath.Join(dir, "claims"))
+	store, storeErr := records.OpenStore(store.Disk{}, filepath.Join(dir, "claims"))
 	locks, locksErr := claims.OpenLocks(filepath.Join(dir, "locks"))
 	if err := errors.Join(storeErr, locksErr); err != nil {
 		t.Fatal(err)

@@ -16,14 +16,14 @@ import (
 
 // openModes prepares changing the MIG mode of GPUs that need a reset for it, and resets on request.
 func openModes(s *service) (*claims.ModeOptions, error) {
-	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ModesDir))
+	kept, err := records.OpenModes(store.Disk{}, filepath.Join(s.config.nodeDir(), records.ModesDir))
 	if err != nil {
 		return nil, err
 	}
 	return &claims.ModeOptions{
 		Store: kept, Tool: s.smi, HasDRM: deviceFiles{&s.config, s.smi}.hasDRM, InPods: inPods,
 		Claims: cluster.Claims{Client: s.client}.Each, Overtaken: overtaken{s.events}.report,
-		Last: records.NewResetFile(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ResetFile)), WasReset: s.health.wasReset,
+		Last: records.NewResetFile(store.Disk{}, filepath.Join(s.config.nodeDir(), records.ResetFile)), WasReset: s.health.wasReset,
 	}, nil
 }
 

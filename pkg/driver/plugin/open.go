@@ -45,7 +45,7 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
-	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.ClaimsDir))
+	kept, err := records.OpenStore(store.Disk{}, filepath.Join(s.config.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		return err
 	}
@@ -54,11 +54,11 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.LayoutsDir))
+	layouts, err := records.OpenLayouts(store.Disk{}, filepath.Join(s.config.nodeDir(), records.LayoutsDir))
 	if err != nil {
 		return err
 	}
-	s.sessions, err = driversession.Open(store.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID,
+	s.sessions, err = driversession.Open(store.Disk{}, filepath.Join(s.config.nodeDir(), sessionFile), bootID,
 		os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
 	if err != nil {
 		return err

@@ -183,7 +183,7 @@ func retireName(ctx context.Context, c *Config, driver string) (gone bool, err e
 	if !mark.alone() {
 		return false, nil
 	}
-	all, corrupt, err := records.List(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
+	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil || len(corrupt) > 0 || len(claims.Under(driver, all)) > 0 {
 		return false, err
 	}

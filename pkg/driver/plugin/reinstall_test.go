@@ -23,7 +23,7 @@ func TestRemoveFiles_Layouts(t *testing.T) {
 				if err := os.MkdirAll(s.config.nodeDir(), 0o700); err != nil {
 					t.Fatal(err)
 				}
-				sessions, err := driversession.Open(store.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), "boot",
+				sessions, err := driversession.Open(store.Disk{}, filepath.Join(s.config.nodeDir(), sessionFile), "boot",
 					os.DirFS(t.TempDir()), os.DirFS(t.TempDir()))
 				if err == nil {
 					err = sessions.Begin([]string{renamedGPU})
@@ -34,7 +34,7 @@ func TestRemoveFiles_Layouts(t *testing.T) {
 				return sessions.Of(renamedGPU)
 			}
 			before := open()
-			layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.nodeDir(), records.LayoutsDir))
+			layouts, err := records.OpenLayouts(store.Disk{}, filepath.Join(s.config.nodeDir(), records.LayoutsDir))
 			if err == nil {
 				err = layouts.Write(&records.Layout{Format: records.LayoutFormat, BootID: "boot", Session: before, GPU: renamedGPU, UUID: "GPU-1",
 					Places: places, Offered: []gpu.Place{{ProfileID: 19}}})

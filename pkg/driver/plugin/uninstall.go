@@ -103,7 +103,7 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 // removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. last says that no plugin of
 // another driver name runs: then what all names share goes, too, and what is left of former names.
 func removeFiles(ctx context.Context, c *Config, last bool) (allocated int, err error) {
-	all, corrupt, err := records.List(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
+	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err != nil {
 		return 0, err
 	}
@@ -151,11 +151,11 @@ func removeShared(c *Config) error {
 
 // removeEmptyLayouts removes the records of layouts without existing partitions.
 func removeEmptyLayouts(dir string) error {
-	all, _, err := records.ListLayouts(store.NewDisk(), dir)
+	all, _, err := records.ListLayouts(store.Disk{}, dir)
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	layouts, err := records.OpenLayouts(store.NewDisk(), dir)
+	layouts, err := records.OpenLayouts(store.Disk{}, dir)
 	if err != nil {
 		return err
 	}
@@ -169,11 +169,11 @@ func removeEmptyLayouts(dir string) error {
 
 // keepsLayouts reports whether records of layouts are left, as their partitions may exist.
 func keepsLayouts(c *Config) bool {
-	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.nodeDir(), records.LayoutsDir))
+	all, corrupt, err := records.ListLayouts(store.Disk{}, filepath.Join(c.nodeDir(), records.LayoutsDir))
 	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// removeRecords removes a directory of records with its spare files, but no records: corrupt ones and copies are in separate
+// removeRecords removes a directory of records with its temporary files, but no records: corrupt ones and copies are in separate
 // directories.
 func removeRecords(dir string) error {
 	var errs []error

@@ -87,7 +87,7 @@ func leavingConfig(t *testing.T) *Config {
 	c.PluginsDir, c.RegistryDir, c.CDIDir = filepath.Join(dir, "plugins"), filepath.Join(dir, "registry"), filepath.Join(dir, "cdi")
 	for _, file := range []string{
 		"plugins/gpu.cleave.dev/cleave.lock", "plugins/_cleave/cleave.lock", "plugins/_cleave/locks/gpu-0000-1b-00-0.lock",
-		"plugins/_cleave/claims/.spare", "plugins/_cleave/driver-session.json", "plugins/gpu.cleave.dev/.policy.json.4711",
+		"plugins/_cleave/claims/.1234.json.4711", "plugins/_cleave/driver-session.json", "plugins/gpu.cleave.dev/.policy.json.4711",
 		"plugins/_cleave/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
 		"registry/" + kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234"),
 		"cdi/gpu.cleave.dev-gpu.json",
@@ -152,7 +152,7 @@ func TestRemoveFiles_Claims(t *testing.T) {
 // A plugin of another driver name runs: it needs what both share, and its claims keep nothing of this name.
 func TestRemoveFiles_AnotherNameRuns(t *testing.T) {
 	c := leavingConfig(t)
-	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(c.nodeDir(), records.ClaimsDir))
+	kept, err := records.OpenStore(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
 	if err == nil {
 		err = kept.Write(&records.Record{Format: records.Format, BootID: "boot", Driver: "gpu.nvidia.com", Claim: records.Claim{Namespace: "ns", Name: "x", UID: "x"},
 			Devices: []records.Device{{Request: "r", Pool: "node-1", Device: renamedGPU, GPU: renamedGPU, UUID: "GPU-1"}}})
@@ -179,7 +179,7 @@ func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
 		t.Run(dir, func(t *testing.T) {
 			c := leavingConfig(t)
 			records := filepath.Join(c.nodeDir(), dir)
-			for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
+			for _, file := range []string{"gpu-0000-1b-00-0.json", ".gpu-0000-1b-00-0.json.4711"} {
 				if err := errors.Join(os.MkdirAll(filepath.Join(records, "corrupt"), 0o700), os.WriteFile(filepath.Join(records, file), nil, 0o600)); err != nil {
 					t.Fatal(err)
 				}
