@@ -161,6 +161,9 @@ func cell(all []held) string {
 			return fmt.Sprint(all) // no pod of a Deployment should differ from another
 		}
 	}
+	if all[0].kind.shares && len(all[0].partitions) == 0 {
+		return all[0].String() + " each, shared" // of pods that start at once, both may get the same
+	}
 	if sameDevices(all[0], all[1]) {
 		return all[0].String() + ", the same for both"
 	}

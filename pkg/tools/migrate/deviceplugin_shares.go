@@ -22,11 +22,12 @@ type way struct {
 	*replicated
 }
 
-// way is nil where nothing is to be shared.
+// way is nil where nothing is to be shared. The plugin distributes shares over GPUs unless it is told to pack them
+// (NVIDIA/k8s-device-plugin#1621; releases before 0.20 always do).
 func (f *pluginFile) way() *way {
-	var placement v1alpha1.SharePlacement
-	if p := f.Flags.Plugin.SharedDevicesAllocationPolicy; p != nil && *p == "distributed" {
-		placement = v1alpha1.PlacementSpread
+	placement := v1alpha1.PlacementSpread
+	if p := f.Flags.Plugin.SharedDevicesAllocationPolicy; p != nil && *p == "packed" {
+		placement = ""
 	}
 	switch {
 	case f.Sharing.TimeSlicing != nil:

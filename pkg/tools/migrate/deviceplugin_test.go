@@ -14,7 +14,8 @@ import (
 const (
 	whole         = "- {tiers: [exclusive]}\n"
 	wholeAndMIG   = "- {tiers: [exclusive, mig], mig: {mode: existing}}\n"
-	cut           = "memory: {minimum: 1Mi, step: 1Mi}"
+	cut           = packed + ", placement: spread"
+	packed        = "memory: {minimum: 1Mi, step: 1Mi}"
 	failOnTwo     = "sharing.timeSlicing.failRequestsGreaterThanOne: false (default)"
 	memoryCounted = "sharing.timeSlicing: "
 	uuidA, uuidB  = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c", "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16d"
@@ -86,9 +87,14 @@ func TestDevicePlugin_Fields(t *testing.T) {
 			[]string{"flags.migStrategy: mixed", "sharing.mps.failRequestsGreaterThanOne: true (default)", "sharing.mps.resources[1].rename: nvidia.com/media",
 				"sharing.mps.resources[1]: nvidia.com/mig-1g.10gb.me"}},
 		"distributed": {"flags: {migStrategy: mixed, plugin: {sharedDevicesAllocationPolicy: distributed}}\nsharing: {mps: {resources: [{name: gpu, replicas: 4}, {name: nvidia.com/mig-1g.10gb, replicas: 3}]}}",
-			"- {tiers: [mps, mig], mig: {mode: existing, share: [{profile: 1g.10gb, mps: {shares: 3, placement: spread, " + cut + "}}]}, mps: {shares: 4, placement: spread, " + cut + "}}",
+			"- {tiers: [mps, mig], mig: {mode: existing, share: [{profile: 1g.10gb, mps: {shares: 3, " + cut + "}}]}, mps: {shares: 4, " + cut + "}}",
 			map[string]string{wholeResource: `.type == "mps"`, "mixed": "all profiles", "nvidia.com/mig-1g.10gb": `.type == "mig-mps" && .profile == "1g.10gb"`},
 			[]string{"flags.plugin.sharedDevicesAllocationPolicy: distributed", "flags.migStrategy: mixed", "sharing.mps.failRequestsGreaterThanOne: true (default)",
+				"sharing.mps.resources[1]: nvidia.com/mig-1g.10gb"}},
+		"packed": {"flags: {migStrategy: mixed, plugin: {sharedDevicesAllocationPolicy: packed}}\nsharing: {mps: {resources: [{name: gpu, replicas: 4}, {name: nvidia.com/mig-1g.10gb, replicas: 3}]}}",
+			"- {tiers: [mps, mig], mig: {mode: existing, share: [{profile: 1g.10gb, mps: {shares: 3, " + packed + "}}]}, mps: {shares: 4, " + packed + "}}",
+			map[string]string{wholeResource: `.type == "mps"`, "mixed": "all profiles", "nvidia.com/mig-1g.10gb": `.type == "mig-mps" && .profile == "1g.10gb"`},
+			[]string{"flags.migStrategy: mixed", "sharing.mps.failRequestsGreaterThanOne: true (default)",
 				"sharing.mps.resources[1]: nvidia.com/mig-1g.10gb"}},
 		"partitions by index": {"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/mig-1g.10gb, devices: ['0:1'], replicas: 2}]}}", wholeAndMIG,
 			map[string]string{wholeResource: `.type == "gpu"`, "mixed": "all profiles", "nvidia.com/mig-1g.10gb.shared": `.type == "mig" && .profile == "1g.10gb"`},
