@@ -187,7 +187,7 @@ func TestPublisher_Transitions(t *testing.T) {
 		})
 		wake, calls := make(chan struct{}, 1), 0
 		p := publisher.NewPublisher(publisher.Options{
-			Writer: controller{c, &calls}, Pool: "node-1", Seen: a.seen, Wake: wake,
+			Writer: controller{c, &calls}, Pool: "node-1", Seen: a.seen, Wake: wake, WriteFailed: func() time.Time { return time.Time{} },
 			Published: func(error) {}, Deleted: func(int, int) {}, KubeletRegistered: func() time.Time { return time.Time{} },
 		})
 		var wg sync.WaitGroup

@@ -25,9 +25,9 @@ const (
 	// arriveAtMost is the time after which slices count as arrived though they were never read back unchanged: an API server
 	// without the feature gates for taints or counters silently drops those fields.
 	arriveAtMost = 30 * time.Second
-	// rewriteAtMost is the longest time from a failed write of slices to the retry (DefaultTypedControllerRateLimiter of
-	// k8s.io/client-go/util/workqueue, which k8s.io/dynamic-resource-allocation/resourceslice uses).
-	rewriteAtMost = 1000 * time.Second
+	// rewriteAtMost is the longest time from a failed write of slices to the outcome of the next: the publisher has one made after 30 s,
+	// and one that the API server does not answer fails after another 45 (HTTP/2 health checks of k8s.io/apimachinery/pkg/util/net).
+	rewriteAtMost = 2 * time.Minute
 )
 
 // withdrawal is the progress of withdrawing devices.

@@ -170,6 +170,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 func (s *service) newPublisher() *publisher.Publisher {
 	return publisher.NewPublisher(publisher.Options{
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
+		WriteFailed: s.writes.lastFailure,
 		Published: func(err error) {
 			s.ready.published(err)
 			s.writes.note(err)

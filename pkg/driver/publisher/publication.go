@@ -25,6 +25,8 @@ type publication struct {
 	// when it was changed.
 	arriving int
 	since    time.Time
+	// last is when slices were last handed to the helper.
+	last time.Time
 	// complete is set once the API server had all of published.
 	complete bool
 	// gone is when slices were first found missing, restored the number of times they were republished since.
@@ -64,9 +66,14 @@ const (
 	// doubles, up to restoreAtMost.
 	restoreEvery  = time.Second
 	restoreAtMost = 30 * time.Second
+	// rewriteAfter is how long slices are left to the helper that it could not write. After each failure it waits twice as long, up to
+	// 1000 s (DefaultTypedControllerRateLimiter of k8s.io/client-go/util/workqueue): after an outage of the API server, a GPU that was
+	// lost meanwhile could be allocated for a quarter of an hour.
+	rewriteAfter = 30 * time.Second
 )
 
-// next decides on the next step towards the wanted slices. It updates only its knowledge of the slices seen.
+// next decides on the next step towards the wanted slices. It updates only its knowledge of the slices seen. failed is when a write last
+// failed, zero for never.
 //
 // Slices change one at a time, each after the previous one has reached the API server: if several slices change, the pool gets a
 // new generation, and nothing can be allocated from it until all have arrived. The last one is awaited only before the next change,
@@ -81,7 +88,7 @@ const (
 //     from its first write to its last the pool is not whole: slices are fewer than they say that they are, or those of the
 //     new generation are. From such a pool the scheduler allocates nothing (GatherPools of
 //     k8s.io/dynamic-resource-allocation/structured).
-func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, now time.Time) step {
+func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, failed, now time.Time) step {
 	if wanted == nil {
 		return step{}
 	}
@@ -94,9 +101,14 @@ func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, now time.Time
 	}
 	differs := p.firstChange(wanted)
 	if differs == 0 {
-		s := p.restore(missing, exact, now)
-		s.arrived = missing == 0 && exact
-		return s
+		switch {
+		case missing == 0 && exact:
+			return step{arrived: true}
+		case exact && p.complete:
+			return p.restore(missing, now)
+		default:
+			return p.rewrite(failed, now)
+		}
 	}
 	slow := false
 	if p.arriving > 0 && p.arriving != differs {
@@ -143,11 +155,21 @@ func (p *publication) compare(seen []Seen) (missing int, exact bool) {
 	return missing, true
 }
 
-// restore republishes slices that something else deleted.
-func (p *publication) restore(missing int, exact bool, now time.Time) step {
-	if missing == 0 || !exact || !p.complete {
-		return step{}
+// rewrite hands slices to the helper again that have not arrived, if a write has failed since: it then tries at once.
+func (p *publication) rewrite(failed, now time.Time) step {
+	left := rewriteAfter - now.Sub(p.last)
+	switch {
+	case left > 0:
+		return step{again: left}
+	case failed.After(p.last):
+		return step{slices: p.published, changed: p.arriving}
+	default:
+		return step{again: rewriteAfter}
 	}
+}
+
+// restore republishes slices that something else deleted.
+func (p *publication) restore(missing int, now time.Time) step {
 	if p.gone.IsZero() {
 		p.gone = now
 	}
@@ -163,6 +185,7 @@ func (p *publication) restore(missing int, exact bool, now time.Time) step {
 
 // handed notes that the helper has taken a step's slices.
 func (p *publication) handed(s step, now time.Time) {
+	p.last = now
 	if s.missing > 0 {
 		if p.restored++; p.restored == 1 && p.loss.missing == 0 {
 			p.loss = loss{p.gone, s.missing}

@@ -26,6 +26,8 @@ type Options struct {
 	// Seen are the node's slices as the API server has them. Wake has a value after they have changed.
 	Seen func() []Seen
 	Wake chan struct{}
+	// WriteFailed is when the helper last failed to write a slice; zero for never.
+	WriteFailed func() time.Time
 	// Arrived is called once the API server has the last wanted slices; may be nil.
 	Arrived func()
 	// Published is called with the outcome of each publication.
@@ -113,7 +115,7 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 		p.mu.Lock()
 		wanted, wants := p.wanted, p.wants
 		p.mu.Unlock()
-		s := p.next(wanted, p.options.Seen(), time.Now())
+		s := p.next(wanted, p.options.Seen(), p.options.WriteFailed(), time.Now())
 		if s.slow {
 			klog.FromContext(ctx).Info("ResourceSlice has not reached the API server; changing the next one")
 		}

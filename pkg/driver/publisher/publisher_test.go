@@ -35,6 +35,8 @@ type fakeHelper struct {
 	outcomes   []error
 	events     []string
 	registered time.Time
+	// failed is when a write failed.
+	failed time.Time
 	// state guards what is above; see sync.
 	state sync.Mutex
 
@@ -134,6 +136,11 @@ func newPublisher() (*Publisher, *fakeHelper) {
 	h := &fakeHelper{wake: make(chan struct{}, 1)}
 	return NewPublisher(Options{
 		Writer: h, Pool: "node-1", Seen: h.list, Wake: h.wake,
+		WriteFailed: func() time.Time {
+			h.state.Lock()
+			defer h.state.Unlock()
+			return h.failed
+		},
 		Published: func(err error) {
 			h.state.Lock()
 			defer h.state.Unlock()
@@ -238,6 +245,30 @@ func TestPublisher_SliceThatDoesNotArrive(t *testing.T) {
 		p.Want(slicesOf([]string{"a!"}, []string{"b!"}))
 		settle(syncTimeout)
 		h.wantCalls(t, []string{"a ", "b "}, []string{"a! ", "b "}, []string{"a! ", "b! "})
+	})
+}
+
+// The helper waits up to 1000 s after a write that failed: once the API server is back, slices are not kept from it for so long.
+func TestPublisher_AfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		before, lost := []string{"a ", "b "}, []string{"a! ", "b "}
+		p.Want(slicesOf([]string{"a"}, []string{"b"}))
+		settle(time.Second)
+		h.lost = true
+		p.Want(slicesOf([]string{"a!"}, []string{"b"}))
+		settle(time.Minute)
+		h.wantCalls(t, before, lost) // it may still be on its way
+		for _, back := range []bool{false, false, true} {
+			h.lost, h.failed = !back, time.Now()
+			settle(rewriteAfter + time.Second)
+		}
+		h.wantCalls(t, before, lost, lost, lost, lost)
+		if !p.Arrived() {
+			t.Error("the slices have not arrived though the API server is back")
+		}
+		settle(time.Hour)
+		h.wantCalls(t, before, lost, lost, lost, lost)
 	})
 }
 
