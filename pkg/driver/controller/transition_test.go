@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,6 +142,32 @@ func (c controller) PublishResources(_ context.Context, resources resourceslice.
 	return nil
 }
 
+// publisher runs one that writes with the helper's controller until the test ends.
+func (a *apiServer) publisher(t *testing.T, wake chan struct{}, calls *int, handle func(context.Context, error, string),
+	failed func() time.Time) *publisher.Publisher {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	c, err := resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: "gpu.cleave.dev", KubeClient: a, Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"},
+		Resources: &resourceslice.DriverResources{}, ErrorHandler: handle,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := publisher.NewPublisher(publisher.Options{
+		Writer: controller{c, calls}, Pool: "node-1", Seen: a.seen, Wake: wake, WriteFailed: failed,
+		Published: func(error) {}, Deleted: func(int, int) {}, KubeletRegistered: func() time.Time { return time.Time{} },
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { p.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		c.Stop()
+		wg.Wait()
+	})
+	return p
+}
+
 // plannedChange is what is to be published, and the devices that are allocated before and after.
 type plannedChange struct {
 	want      []nodeslices.Slice
@@ -173,37 +200,16 @@ func TestPublisher_Transitions(t *testing.T) {
 	changes, inventory := plannedChanges(t, 3, 15)
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPIServer(t, inventory)
-		ctx, cancel := context.WithCancel(t.Context())
-		c, err := resourceslice.StartController(ctx, resourceslice.Options{
-			DriverName: "gpu.cleave.dev", KubeClient: a, Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"},
-			Resources: &resourceslice.DriverResources{}, ErrorHandler: func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			cancel()
-			c.Stop()
-		})
 		wake, calls := make(chan struct{}, 1), 0
-		p := publisher.NewPublisher(publisher.Options{
-			Writer: controller{c, &calls}, Pool: "node-1", Seen: a.seen, Wake: wake, WriteFailed: func() time.Time { return time.Time{} },
-			Published: func(error) {}, Deleted: func(int, int) {}, KubeletRegistered: func() time.Time { return time.Time{} },
-		})
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		wg.Go(func() { p.Run(ctx) })
+		p := a.publisher(t, wake, &calls, func(_ context.Context, err error, msg string) { t.Errorf("%s: %v", msg, err) },
+			func() time.Time { return time.Time{} })
 		for _, change := range changes {
 			a.mu.Lock()
 			a.allocated = change.allocated
 			a.mu.Unlock()
 			p.Want(change.want)
 			for range 20 { // as its slices arrive
-				select {
-				case wake <- struct{}{}:
-				default:
-				}
+				signalTo(wake)
 				synctest.Wait()
 				<-time.After(time.Millisecond)
 			}
@@ -222,4 +228,52 @@ func TestPublisher_Transitions(t *testing.T) {
 			t.Error("no change was made one slice at a time, which shows nothing of those")
 		}
 	})
+}
+
+// An API server that was away for 25 minutes has what was lost meanwhile within two, though the helper by itself tries up to
+// 1000 s later.
+func TestPublisher_Outage(t *testing.T) {
+	const away, backWithin = 25 * time.Minute, rewriteAtMost
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPIServer(t, &gpu.Node{})
+		var down atomic.Bool
+		a.PrependReactor("*", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return down.Load() && action.GetVerb() == "update", nil, errors.New("no answer")
+		})
+		var failed atomic.Pointer[time.Time]
+		failed.Store(&time.Time{})
+		wake, calls := make(chan struct{}, 1), 0
+		p := a.publisher(t, wake, &calls, func(context.Context, error, string) {
+			now := time.Now()
+			failed.Store(&now)
+		}, func() time.Time { return *failed.Load() })
+		wait := func(d time.Duration) bool {
+			<-time.After(d)
+			signalTo(wake) // as its watch does
+			synctest.Wait()
+			return p.Arrived()
+		}
+		device := resourceapi.Device{Name: "a"}
+		p.Want([]nodeslices.Slice{{Devices: []resourceapi.Device{device}}})
+		if !wait(time.Second) {
+			t.Fatal("the first slice has not arrived")
+		}
+		down.Store(true)
+		device.Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		p.Want([]nodeslices.Slice{{Devices: []resourceapi.Device{device}}})
+		if wait(away) {
+			t.Fatal("the taint has arrived at an API server that does not answer")
+		}
+		down.Store(false)
+		if !wait(backWithin) {
+			t.Errorf("the taint has not arrived %s after the API server was back", backWithin)
+		}
+	})
+}
+
+func signalTo(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
 }

@@ -25,7 +25,7 @@ type publication struct {
 	// when it was changed.
 	arriving int
 	since    time.Time
-	// last is when slices were last handed to the helper.
+	// last is when slices were last handed to the helper, or just before.
 	last time.Time
 	// complete is set once the API server had all of published.
 	complete bool
@@ -161,7 +161,7 @@ func (p *publication) rewrite(failed, now time.Time) step {
 	switch {
 	case left > 0:
 		return step{again: left}
-	case failed.After(p.last):
+	case !failed.Before(p.last):
 		return step{slices: p.published, changed: p.arriving}
 	default:
 		return step{again: rewriteAfter}

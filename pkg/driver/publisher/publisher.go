@@ -115,7 +115,8 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 		p.mu.Lock()
 		wanted, wants := p.wanted, p.wants
 		p.mu.Unlock()
-		s := p.next(wanted, p.options.Seen(), p.options.WriteFailed(), time.Now())
+		now := time.Now()
+		s := p.next(wanted, p.options.Seen(), p.options.WriteFailed(), now)
 		if s.slow {
 			klog.FromContext(ctx).Info("ResourceSlice has not reached the API server; changing the next one")
 		}
@@ -134,7 +135,7 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 		if s.missing > 0 {
 			klog.FromContext(ctx).Info("ResourceSlices were deleted; publishing them again", "missing", s.missing, "of", len(s.slices))
 		}
-		p.handed(s, time.Now())
+		p.handed(s, now)
 	}
 	return 0
 }
