@@ -35,6 +35,8 @@ const (
 	// unansweredAtMost bounds the wait for the dry run once the API server has reported its release: nothing is prepared or
 	// published meanwhile.
 	unansweredAtMost = 30 * time.Second
+	// askAgain is the time to the next query after one without an answer.
+	askAgain = 10 * time.Second
 )
 
 // same reports whether two answers are equal.
@@ -53,7 +55,7 @@ type Counting struct {
 	client        kubernetes.Interface
 	serverVersion func(context.Context) (*apiversion.Info, error)
 	driver, node  string
-	// wake triggers an immediate query: a slice came back without a field.
+	// wake triggers an immediate query.
 	wake    chan struct{}
 	counted atomic.Pointer[counting.Counted]
 }
@@ -79,7 +81,8 @@ func AskCounted(ctx context.Context, client kubernetes.Interface, driver string)
 // Counted is the last answer.
 func (c *Counting) Counted() counting.Counted { return *c.counted.Load() }
 
-// Doubt triggers an immediate query of the API server. It does not wait.
+// Doubt triggers an immediate query of the API server: a slice came back without a field, or the API server was away and may have
+// started anew. It does not wait.
 func (c *Counting) Doubt() {
 	select {
 	case c.wake <- struct{}{}:
@@ -110,6 +113,7 @@ func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
 			logger.Error(err, "The API server does not answer the query of its counting; assuming that of its release until it does")
 			now := counts(unanswered.release, keptBy(unanswered.release))
 			c.counted.Store(&now)
+			c.Doubt()
 			return nil
 		}
 		if !reported {
@@ -123,10 +127,11 @@ func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
 	}
 }
 
-// Follow queries at intervals, and calls changed when the answer changes, until ctx ends.
+// Follow queries at intervals, shorter ones while there is no answer, and calls changed when the answer changes, until ctx ends.
 func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func()) {
+	next := every
 	for {
-		timer := time.NewTimer(wait.Jitter(every, 0.2)) // a thousand nodes may have started at once
+		timer := time.NewTimer(wait.Jitter(next, 0.2)) // a thousand nodes may have started at once
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -135,8 +140,10 @@ func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func
 			timer.Stop()
 		case <-timer.C:
 		}
+		next = every
 		switch news, err := c.ask(ctx); {
 		case err != nil:
+			next = min(every, askAgain)
 			klog.FromContext(ctx).V(2).Info("Could not query the API server's counting; the last answer holds", "reason", err.Error())
 		case news:
 			changed()

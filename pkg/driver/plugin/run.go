@@ -88,6 +88,7 @@ func Run(ctx context.Context, config Config) error {
 			if !s.cluster.Known() {
 				s.ready.cluster(err)
 			}
+			s.counting.Doubt() // it may come back with other feature gates
 		})
 	})
 	wg.Go(func() {
