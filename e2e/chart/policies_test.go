@@ -38,7 +38,7 @@ func TestPolicies_Typo(t *testing.T) {
 		"rulez: []":                                               "rulez: unknown field",
 		"rules: {}":                                               "rules: must be array, not object",
 		"rules: [~]":                                              "rules[0]: is empty",
-		"rules: [{tires: [mig]}]":                                 "rules[0].tires: unknown field: there are exclude, health, match, mig, mps, publish, tiers, timeSlice",
+		"rules: [{tires: [mig]}]":                                 "rules[0].tires: unknown field: there are exclude, health, match, mig, mps, pauseClients, publish, tiers, timeSlice",
 		"rules: [{tiers: [mig, timeslice]}]":                      `rules[0].tiers[1]: must be one of exclusive, mig, timeSlice, mps, not "timeslice"`,
 		"rules: [{exclude: maybe}]":                               `rules[0].exclude: must be boolean, not string "maybe"`,
 		"rules: [{timeSlice: {share: 4}}]":                        "rules[0].timeSlice.share: unknown field: there are interval, memory, placement, shares",
