@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/history"
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 	healTimeout = 3 * time.Minute
 )
 
-// faults injects the faults of a plan, one after the other, and waits for recovery after each.
+// faults injects the faults of a plan, one after the other, many with a crash in their midst, and waits for recovery after each.
 type faults struct {
 	bed      *bed
 	plan     Plan
@@ -34,6 +35,8 @@ type faults struct {
 	gpus map[int]string
 	// killed are the processes that were killed last: none of them counts as recovered.
 	killed []int
+	// second is the crash in the midst of the fault, once it was injected.
+	second *Fault
 	// upgraded: the release has a revision that can be rolled back.
 	upgraded bool
 	probes   int
@@ -61,12 +64,18 @@ func (f *faults) run(ctx, more context.Context, only []Kind) bool {
 
 // one injects a fault, ends it, and waits for recovery.
 func (f *faults) one(ctx context.Context, fault Fault) error {
+	f.killed, f.second = nil, nil
 	f.report.pardonPods(fault.Kind.ends(), true)
 	defer f.report.pardonPods(fault.Kind.ends(), false)
-	f.killed = nil
 	f.note(fault, history.FaultBegan)
 	from, err := f.inject(ctx, fault)
+	if err == nil {
+		err = f.meanwhile(ctx, fault)
+	}
 	f.note(fault, history.FaultEnded)
+	if f.second != nil {
+		defer f.report.pardonPods(f.second.Kind.ends(), false)
+	}
 	if err != nil {
 		return err
 	}
@@ -75,6 +84,9 @@ func (f *faults) one(ctx context.Context, fault Fault) error {
 		return err
 	}
 	f.note(fault, history.FaultRecovered)
+	if f.second != nil {
+		f.note(*f.second, history.FaultRecovered)
+	}
 	f.report.recovered(fault, time.Since(from)-lost)
 	return nil
 }
@@ -85,6 +97,20 @@ func (f *faults) inject(ctx context.Context, fault Fault) (time.Time, error) {
 		return inject(ctx, fault)
 	}
 	return time.Time{}, fmt.Errorf("there is no fault %q", fault.Kind)
+}
+
+// meanwhile injects the crash in the midst of a fault, unless it was injected before.
+func (f *faults) meanwhile(ctx context.Context, fault Fault) error {
+	if fault.Meanwhile == "" || f.second != nil {
+		return nil
+	}
+	f.second = &Fault{Index: fault.Index, Kind: fault.Meanwhile}
+	f.report.pardonPods(f.second.Kind.ends(), true)
+	f.note(*f.second, history.FaultBegan)
+	if _, err := f.inject(ctx, *f.second); err != nil {
+		return fmt.Errorf("%s meanwhile: %w", fault.Meanwhile, err)
+	}
+	return nil
 }
 
 type injector func(context.Context, Fault) (time.Time, error)
@@ -128,11 +154,15 @@ func (f *faults) injectors() map[Kind]injector {
 	}
 }
 
-// kill ends a program's processes, as a crash does.
-func (f *faults) kill(p program) error {
-	pids, err := f.bed.signal(p, syscall.SIGKILL)
-	f.killed = append(f.killed, pids...)
-	return err
+// kill ends a program's processes, as a crash does, of which there is one, or will be.
+func (f *faults) kill(ctx context.Context, p program) error {
+	ctx, cancel := context.WithTimeout(ctx, noticeTimeout)
+	defer cancel()
+	return workload.Until(ctx, "a process of "+p.String()+", to kill it", func(context.Context) (bool, string, error) {
+		pids, err := f.bed.signal(p, syscall.SIGKILL)
+		f.killed = append(f.killed, pids...)
+		return len(pids) > 0, "none runs", err
+	})
 }
 
 // signal sends a signal to all processes of a program. One that ends meanwhile is as good.
@@ -147,30 +177,18 @@ func (b *bed) signal(p program, sig syscall.Signal) (pids []int, err error) {
 	return pids, err
 }
 
-// last waits for as long as a fault lasts.
+// last waits for as long as a fault lasts, with the crash in its midst.
 func (f *faults) last(ctx context.Context, fault Fault) error {
-	if fault.KillsPlugin {
-		sleep(ctx, fault.For/2)
-		if err := f.kill(pluginProgram); err != nil {
-			return err
-		}
-		fault.For -= fault.For / 2
+	sleep(ctx, fault.For/2)
+	if err := f.meanwhile(ctx, fault); err != nil {
+		return err
 	}
-	sleep(ctx, fault.For)
+	sleep(ctx, fault.For-fault.For/2)
 	return ctx.Err()
 }
 
 func (f *faults) killing(p program) injector {
-	return func(context.Context, Fault) (time.Time, error) {
-		from := time.Now()
-		if err := f.kill(p); err != nil {
-			return from, err
-		}
-		if len(f.killed) == 0 {
-			return from, fmt.Errorf("kill %s: no process runs", p) // nothing was broken
-		}
-		return from, nil
-	}
+	return func(ctx context.Context, _ Fault) (time.Time, error) { return time.Now(), f.kill(ctx, p) }
 }
 
 func (f *faults) stopping(p program) injector {
@@ -204,11 +222,8 @@ func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error)
 		return time.Time{}, err
 	}
 	from := time.Now()
-	if err := f.kill(daemonProgram); err != nil {
+	if err := f.kill(ctx, daemonProgram); err != nil {
 		return from, err
-	}
-	if len(f.killed) == 0 {
-		return from, errors.New("a pod with an MPS share runs, but no MPS daemon")
 	}
 	return from, f.bed.endPod(ctx, f.pods, name, false)
 }

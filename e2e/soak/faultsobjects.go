@@ -85,9 +85,9 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 }
 
 // turnGatesOff has the API server and the scheduler start without counters and shares, as on releases where they are off, and then with
-// them. The plugin is killed each time: it asks what is counted when it starts, else every five minutes. Meanwhile GPUs are offered
-// whole, but none of which anything else is allocated: nothing would keep a second claim from it. Before the plugin knows, the scheduler
-// may have allocated shares as if they were GPUs. Such a claim is refused, and its pod is deleted by whoever looks after it.
+// them. The plugin asks what is counted each time, since the API server was away. Meanwhile GPUs are offered whole, but none of which
+// anything else is allocated: nothing would keep a second claim from it. Before the plugin knows, the scheduler may have allocated
+// shares as if they were GPUs. Such a claim is refused, and its pod is deleted by whoever looks after it.
 func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*healTimeout)
 	defer cancel()
@@ -155,7 +155,7 @@ func lacksShareID(r resourceapi.DeviceRequestAllocationResult) bool {
 	return shared && r.ShareID == nil && (r.AdminAccess == nil || !*r.AdminAccess)
 }
 
-// restartWith restarts what feature gates matter to, and kills the plugin.
+// restartWith restarts what feature gates matter to.
 func (f objectFaults) restartWith(ctx context.Context, c *cluster.Cluster) error {
 	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
@@ -165,7 +165,7 @@ func (f objectFaults) restartWith(ctx context.Context, c *cluster.Cluster) error
 			return err
 		}
 	}
-	return f.kill(pluginProgram)
+	return nil
 }
 
 // waitUncounted waits until nothing is published but whole GPUs and what is allocated.

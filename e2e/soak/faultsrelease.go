@@ -95,7 +95,7 @@ func (f releaseFaults) waitWithdrawn(ctx context.Context) error {
 }
 
 // corruptRecords cuts off the records of every other claim, and kills the plugin. It reads their copies.
-func (f *faults) corruptRecords(context.Context, Fault) (time.Time, error) {
+func (f *faults) corruptRecords(ctx context.Context, _ Fault) (time.Time, error) {
 	all, err := filepath.Glob(filepath.Join(f.bed.stateDir(), "claims", "*.json"))
 	if err != nil {
 		return time.Time{}, err
@@ -109,7 +109,7 @@ func (f *faults) corruptRecords(context.Context, Fault) (time.Time, error) {
 		}
 	}
 	from := time.Now()
-	return from, f.kill(pluginProgram)
+	return from, f.kill(ctx, pluginProgram)
 }
 
 // verbosities of the plugin's log tell revisions of the release apart.

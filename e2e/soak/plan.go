@@ -46,7 +46,6 @@ const (
 	ContainerHangs      Kind = "container does not end"
 	ReleaseUpgraded     Kind = "release upgraded"
 	ReleaseRolledBack   Kind = "release rolled back"
-	faultsWithoutPlugin      = 4 // of so many long faults, one has the plugin killed meanwhile
 )
 
 // round is what a round of faults consists of, in an order that the seed determines. The release is upgraded before it is
@@ -67,6 +66,41 @@ func Kinds() []Kind { return slices.Compact(slices.Clone(round)) }
 func (k Kind) Own() bool {
 	return slices.Contains([]Kind{PluginKilled, PluginStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled}, k)
 }
+
+// crashes are kinds that may be injected in the midst of another fault, the more often the more often they are named.
+var crashes = []Kind{PluginKilled, PluginKilled, SupervisorKilled, KubeletKilled, ContainerdKilled, SchedulerKilled, APIServerKilled}
+
+// crashesDuring are those of crashes that can be in the midst of a fault of a kind. A component that is stopped is not killed, nor one
+// that cannot become ready meanwhile: the kubelet needs the API server and containerd for it, the scheduler the API server.
+func (k Kind) crashesDuring() []Kind {
+	var never []Kind
+	switch k {
+	case PartitionByHand:
+		return []Kind{PluginKilled} // the next one is to find the partition
+	case PolicyAtPrepare:
+		return nil // the kubelet is stopped until the one pod is bound
+	case GatesOff:
+		never = []Kind{APIServerKilled, SchedulerKilled} // they have other gates meanwhile
+	case ContainerHangs:
+		never = []Kind{ContainerdKilled} // it gives up runtimes that do not answer at its start
+	case APIServerStopped, APIServerKilled:
+		never = []Kind{APIServerKilled, SchedulerKilled, KubeletKilled}
+	case ContainerdStopped, ContainerdKilled:
+		never = []Kind{ContainerdKilled, KubeletKilled}
+	case KubeletStopped, KubeletKilled:
+		never = []Kind{KubeletKilled}
+	case SchedulerStopped, SchedulerKilled:
+		never = []Kind{SchedulerKilled}
+	case PluginStopped, PluginKilled:
+		never = []Kind{PluginKilled}
+	case SupervisorStopped, SupervisorKilled:
+		never = []Kind{SupervisorKilled}
+	}
+	return slices.DeleteFunc(slices.Clone(crashes), func(c Kind) bool { return slices.Contains(never, c) })
+}
+
+// faultsAlone: of so many faults, one has no crash in its midst.
+const faultsAlone = 2
 
 // probedBy is the scheduler whose pod shows that all works again after the fault.
 func (k Kind) probedBy() string {
@@ -129,8 +163,8 @@ type Fault struct {
 	After time.Duration
 	// For is how long the fault lasts.
 	For time.Duration
-	// KillsPlugin says that the plugin is killed while the fault lasts.
-	KillsPlugin bool
+	// Meanwhile is the kind of a second fault, a crash in the midst of this one, or at once after one that does not last; empty for none.
+	Meanwhile Kind
 	// GPU is the index of a GPU, for faults of one.
 	GPU int
 	// Jump is how far the clock jumps, for faults of it.
@@ -155,6 +189,7 @@ const (
 	streamQueues
 	streamRivals
 	streamUrgent
+	streamMeanwhile
 )
 
 func (p Plan) random(stream, index int) *rand.Rand {
@@ -168,9 +203,8 @@ func (p Plan) Fault(index int) Fault {
 	f.After = between(r, 500*time.Millisecond, 3*time.Second)
 	if limits, ok := lasts[f.Kind]; ok {
 		f.For = between(r, limits[0], limits[1])
-		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0 && f.Kind != PolicyAtPrepare ||
-			f.Kind == PartitionByHand
 	}
+	f.Meanwhile = p.meanwhile(f)
 	if f.Kind == GPULost || f.Kind == GPUNeedsReset {
 		f.GPU = r.IntN(p.gpus)
 	}
@@ -184,6 +218,16 @@ func (p Plan) Fault(index int) Fault {
 		}
 	}
 	return f
+}
+
+// meanwhile is the kind of a crash in the midst of a fault.
+func (p Plan) meanwhile(f Fault) Kind {
+	r := p.random(streamMeanwhile, f.Index)
+	kinds := f.Kind.crashesDuring()
+	if len(kinds) == 0 || r.IntN(faultsAlone) == 0 && f.Kind != PartitionByHand {
+		return ""
+	}
+	return kinds[r.IntN(len(kinds))]
 }
 
 // kinds are those of a round, in order.

@@ -63,7 +63,7 @@ func TestPlan_Beginning(t *testing.T) {
 }
 
 func TestPlan_RoundHasEveryKind(t *testing.T) {
-	want := map[Kind]int{}
+	want, seconds := map[Kind]int{}, map[Kind]bool{}
 	for _, k := range round {
 		want[k]++
 	}
@@ -77,8 +77,11 @@ func TestPlan_RoundHasEveryKind(t *testing.T) {
 				if f.Kind == ReleaseRolledBack && !upgraded {
 					t.Errorf("seed %d, round %d: the release is rolled back before it is upgraded", seed, number)
 				}
-				if f.Kind == PartitionByHand && !f.KillsPlugin {
+				if f.Kind == PartitionByHand && f.Meanwhile != PluginKilled {
 					t.Errorf("seed %d: nobody starts and finds the partition: %+v", seed, f)
+				}
+				if f.Meanwhile != "" {
+					seconds[f.Meanwhile] = true
 				}
 				if f.GPU < 0 || f.GPU > 7 || f.For < 0 {
 					t.Errorf("seed %d: %+v", seed, f)
@@ -87,6 +90,11 @@ func TestPlan_RoundHasEveryKind(t *testing.T) {
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("seed %d, round %d (-want +got):\n%s", seed, number, diff)
 			}
+		}
+	}
+	for _, k := range crashes {
+		if !seconds[k] {
+			t.Errorf("%s never comes in the midst of another fault", k)
 		}
 	}
 }

@@ -34,6 +34,8 @@ type Report struct {
 	Faults    []FaultReport `json:"faults"`
 	// Injected is their number.
 	Injected int `json:"injected"`
+	// Twofold are faults with a crash in their midst. They are counted with both kinds.
+	Twofold FaultReport `json:"twofold"`
 	// Own is the recovery from faults of Cleave's own programs.
 	Own Recovery `json:"own"`
 	// Leaks are what is left once all pods are gone.
@@ -50,8 +52,9 @@ type RandomClaims struct {
 
 // FaultReport is about the faults of one kind.
 type FaultReport struct {
-	Kind     Kind     `json:"kind"`
-	Count    int      `json:"count"`
+	Kind  Kind `json:"kind"`
+	Count int  `json:"count"`
+	// Recovery from those without a crash in their midst.
 	Recovery Recovery `json:"recovery"`
 }
 
@@ -106,6 +109,7 @@ func (r *Report) Write(out io.Writer) error {
 	for _, f := range r.Faults {
 		fmt.Fprintf(w, "%s\t%d\t%.1f s\t%.1f s\n", f.Kind, f.Count, f.Recovery.P50, f.Recovery.P99)
 	}
+	fmt.Fprintf(w, "%s\t%d\t%.1f s\t%.1f s\n", r.Twofold.Kind, r.Twofold.Count, r.Twofold.Recovery.P50, r.Twofold.Recovery.P99)
 	fmt.Fprintf(w, "all\t%d\t\t\nof Cleave's own programs\t\t%.1f s\t%.1f s\n", r.Injected, r.Own.P50, r.Own.P99)
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("write the report: %w", err)
@@ -127,10 +131,13 @@ func (r *Report) Write(out io.Writer) error {
 	return nil
 }
 
-// recovered is one recovery.
+// twofold is what a report calls two faults at a time.
+const twofold Kind = "two at a time"
+
+// recovered is one recovery, from a fault or from two.
 type recovered struct {
-	kind Kind
-	took time.Duration
+	kind, second Kind
+	took         time.Duration
 }
 
 // tally counts while a soak runs.
@@ -270,10 +277,10 @@ func (t *tally) evictions(reasons map[string]string, lost []*corev1.Pod) {
 func (t *tally) recovered(f Fault, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.recoveries = append(t.recoveries, recovered{f.Kind, took})
+	t.recoveries = append(t.recoveries, recovered{f.Kind, f.Meanwhile, took})
 	also := ""
-	if f.KillsPlugin {
-		also = ", plugin killed meanwhile"
+	if f.Meanwhile != "" {
+		also = fmt.Sprintf(", %s meanwhile", f.Meanwhile)
 	}
 	t.print("fault %d: %s%s: recovered in %.1f s; %d claims so far", f.Index, f.Kind, also, took.Seconds(), t.claims)
 }
@@ -282,23 +289,38 @@ func (t *tally) report(took time.Duration, leaks []string) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := &Report{Seed: t.seed, Seconds: took.Seconds(), Pods: t.pods, Claims: t.claims, Random: t.random, PodsEnded: t.podsEnded,
-		Preempted: t.preempted, Collided: t.collided, Injected: len(t.recoveries), Leaks: leaks, Violations: t.violations}
-	var own []time.Duration
-	for _, k := range Kinds() {
-		var of []time.Duration
-		for _, one := range t.recoveries {
-			if one.kind == k {
-				of = append(of, one.took)
-			}
-		}
-		if k.Own() {
-			own = append(own, of...)
-		}
-		if len(of) > 0 {
-			r.Faults = append(r.Faults, FaultReport{k, len(of), recoveryOf(of)})
+		Preempted: t.preempted, Collided: t.collided, Leaks: leaks, Violations: t.violations}
+	var own, two []time.Duration
+	for _, one := range t.recoveries {
+		switch {
+		case one.second != "":
+			two = append(two, one.took)
+		case one.kind.Own():
+			own = append(own, one.took)
 		}
 	}
-	r.Own = recoveryOf(own)
+	for _, k := range Kinds() {
+		if f := t.reportOf(k); f.Count > 0 {
+			r.Faults = append(r.Faults, f)
+			r.Injected += f.Count
+		}
+	}
+	r.Own, r.Twofold = recoveryOf(own), FaultReport{twofold, len(two), recoveryOf(two)}
+	return r
+}
+
+func (t *tally) reportOf(k Kind) FaultReport {
+	r := FaultReport{Kind: k}
+	var alone []time.Duration
+	for _, one := range t.recoveries {
+		if one.kind == k || one.second == k {
+			r.Count++
+		}
+		if one.kind == k && one.second == "" {
+			alone = append(alone, one.took)
+		}
+	}
+	r.Recovery = recoveryOf(alone)
 	return r
 }
 

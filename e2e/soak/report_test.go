@@ -18,6 +18,7 @@ func TestReport(t *testing.T) {
 		c.recovered(Fault{Kind: PluginKilled}, time.Duration(100-i)*time.Second)
 	}
 	c.recovered(Fault{Kind: NodeRebooted}, time.Minute)
+	c.recovered(Fault{Kind: NodeRebooted, Meanwhile: PluginKilled}, 2*time.Minute)
 	c.podCreated()
 	c.claimsHad(4)
 	slices, mps := Shape{Name: "slices", Claims: []Ask{AskSlice}}, Shape{Name: "mps", Claims: []Ask{AskSlice, AskMPS}}
@@ -46,8 +47,8 @@ func TestReport(t *testing.T) {
 		}
 	}
 	got.Violations = nil
-	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 5, Injected: 101, Own: Recovery{P50: 50, P99: 99},
-		Faults: []FaultReport{{PluginKilled, 100, Recovery{50, 99}}, {NodeRebooted, 1, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
+	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 5, Injected: 103, Twofold: FaultReport{twofold, 1, Recovery{120, 120}}, Own: Recovery{P50: 50, P99: 99},
+		Faults: []FaultReport{{PluginKilled, 101, Recovery{50, 99}}, {NodeRebooted, 2, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
@@ -58,7 +59,7 @@ func TestReport(t *testing.T) {
 	if err := got.Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, says := range []string{"plugin killed", "100", "50.0 s", "99.0 s", "seed 3", "leak: + partition"} {
+	for _, says := range []string{"plugin killed", "101", "50.0 s", "99.0 s", "two at a time", "seed 3", "leak: + partition"} {
 		if !strings.Contains(text.String(), says) {
 			t.Errorf("the report does not say %q:\n%s", says, text.String())
 		}
