@@ -110,14 +110,16 @@ func (c *Clients) Run(ctx context.Context) {
 	}
 }
 
-// Leave sets the labels back that this plugin has paused, when it ends.
+// Leave sets the labels back that this plugin has paused, when it ends: a terminating pod has little time.
 func (c *Clients) Leave(ctx context.Context) {
 	if c == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), labelsTimeout)
+	defer cancel()
 	for _, label := range c.allowed {
 		if c.wrote[label] == v1alpha1.ClientsPaused && c.have()[label] != v1alpha1.ClientsDeployed {
-			c.set(context.WithoutCancel(ctx), label, v1alpha1.ClientsPaused, v1alpha1.ClientsDeployed)
+			c.set(ctx, label, v1alpha1.ClientsPaused, v1alpha1.ClientsDeployed)
 		}
 	}
 }
