@@ -255,6 +255,27 @@ func TestClients_Leave(t *testing.T) {
 	})
 }
 
+// A plugin that ends sets back what it may have paused, too: the answer to its last write was lost, or the Node was not read after it.
+func TestClients_LeaveInDoubt(t *testing.T) {
+	for name, doubt := range map[string]func(b *clientBed){
+		"no answer": func(b *clientBed) { b.before, b.fails = func() { b.set(v1alpha1.ClientsPaused) }, context.Canceled },
+		"not read":  func(b *clientBed) { b.have = deployed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newClientBed(t, deployed())
+				doubt(b)
+				b.pause(dcgmLabel)
+				b.stop()
+				b.before, b.fails = nil, nil
+				b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=true", 1)
+				b.Leave(t.Context())
+				b.check("left", bothDeployed, 2)
+			})
+		})
+	}
+}
+
 // silent is an API server that does not answer patches of Nodes.
 type (
 	silent      struct{ kubernetes.Interface }
