@@ -50,9 +50,10 @@ type Clients struct {
 
 	// The rest is for the goroutine of Run. wrote are the values that were written last: a label that another client has changed during
 	// a pause is not set again, and one is not set back twice before that is seen. logged and told are the last errors. mine are labels
-	// that were to be paused and were not set back: the answer to a write can get lost.
+	// that were to be paused and were not set back, by anybody: the answer to a write can get lost. seen are those of them that the Node
+	// had paused.
 	wrote, logged, told map[string]string
-	mine                map[string]bool
+	mine, seen          map[string]bool
 }
 
 // NewClients changes some labels of the watched node, which is called before the watcher runs.
@@ -60,7 +61,8 @@ func NewClients(w *Watcher, allowed []string, failed func(err error)) *Clients {
 	w.clientLabels = allowed
 	return &Clients{client: w.client, node: w.node, allowed: allowed, wake: w.clients, gone: w.DaemonSetGone, failed: failed,
 		have:  func() map[string]string { return w.State().Node.Clients },
-		wrote: map[string]string{}, logged: map[string]string{}, told: map[string]string{}, mine: map[string]bool{}}
+		wrote: map[string]string{}, logged: map[string]string{}, told: map[string]string{},
+		mine: map[string]bool{}, seen: map[string]bool{}}
 }
 
 // clientsOf returns the labels of a Node that are among some.
@@ -140,6 +142,10 @@ func (c *Clients) keep(ctx context.Context, again bool) {
 	have := c.have()
 	for _, label := range c.allowed {
 		value := have[label]
+		if c.seen[label] && value != v1alpha1.ClientsPaused {
+			c.mine[label] = false
+		}
+		c.seen[label] = c.mine[label] && value == v1alpha1.ClientsPaused
 		switch paused := slices.Contains(want, label); {
 		case paused && value == v1alpha1.ClientsDeployed && c.wrote[label] != v1alpha1.ClientsPaused:
 			c.set(ctx, label, v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused)

@@ -276,6 +276,26 @@ func TestClients_LeaveInDoubt(t *testing.T) {
 	}
 }
 
+// In a rolling update the next plugin sets back what the one before has paused, and may begin a pause of its own, which the end of the
+// first does not end.
+func TestClients_LeaveToNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		b.pause(dcgmLabel)
+		first, stop := b.Clients, b.stop
+		b.start()
+		b.pause()
+		b.check("the next plugin wants none", bothDeployed, 2)
+		b.pause(dcgmLabel)
+		b.check("and then pauses", "dcgm=paused-by-cleave dcgm-exporter=true", 3)
+		stop()
+		first.Leave(t.Context())
+		b.check("the first has ended", "dcgm=paused-by-cleave dcgm-exporter=true", 3)
+		b.pause()
+		b.check("in the end", bothDeployed, 4)
+	})
+}
+
 // silent is an API server that does not answer patches of Nodes.
 type (
 	silent      struct{ kubernetes.Interface }
