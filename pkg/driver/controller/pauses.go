@@ -36,10 +36,12 @@ const (
 
 // PauseMemory is the state, from plan to plan, of a pause of clients.
 type PauseMemory struct {
-	// Labels are paused until then at the latest; none without a pause. Waiting is the number of GPUs that it is for.
+	// Labels are paused until then at the latest; none without a pause. Waiting are the GPUs that it is for, Changed is set once one has
+	// changed, or need not any more.
 	Labels  []string
 	Until   time.Time
-	Waiting int
+	Waiting []string
+	Changed bool
 	// Failures counts the pauses in vain since the last that was not, Next is when the next may begin.
 	Failures int
 	Next     time.Time
@@ -90,26 +92,28 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 	}
 	slices.Sort(labels)
 	labels = slices.Compact(labels)
+	if pause.active() && slices.ContainsFunc(pause.Waiting, func(name string) bool { _, left := p.Memory.Modes[name]; return !left }) {
+		pause.Changed, pause.Until = true, o.Now.Add(pauseAtMost)
+	}
 	switch {
 	case !pause.active() && begin:
 		pause.Labels, pause.Until = labels, o.Now.Add(pauseAtMost)
 		p.reportPaused(waiting)
 	case !pause.active():
 		return
-	case len(waiting) == 0 && !failed:
+	case len(waiting) == 0 && (pause.Changed || !failed):
 		p.reportResumed()
 		*pause = PauseMemory{Next: o.Now} // the next one needs another failure
 		return
 	case len(waiting) == 0, !o.Now.Before(pause.Until):
 		p.endInVain(o, waiting)
 		return
-	case len(waiting) < pause.Waiting:
-		pause.Until = o.Now.Add(pauseAtMost)
 	}
-	pause.Labels, pause.Waiting = labels, len(waiting)
+	pause.Labels, pause.Waiting = labels, nil
 	p.Pause = labels
 	for _, g := range waiting { // attempts follow each other quickly meanwhile
 		name := g.PCI.DeviceName()
+		pause.Waiting = append(pause.Waiting, name)
 		m := p.Memory.Modes[name]
 		m.Failures = min(m.Failures, 1)
 		p.Memory.Modes[name] = m

@@ -136,6 +136,34 @@ func TestDesired_PauseProgress(t *testing.T) {
 	b.wantPaused("for the GPU that was not tried yet", dcgm, exporter)
 }
 
+// Only a change gives a pause more time, not a GPU that sometimes waits for clients and sometimes for something else.
+func TestDesired_PauseNoProgress(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	for range 3 {
+		b.fails(1, errHeld)
+		b.after(pauseAtMost / 2)
+		b.fails(0, errHeld)
+		b.fails(1, errors.New("no reset"))
+	}
+	b.wantPaused("too long without a change")
+}
+
+// A pause that has let a GPU change was not in vain, although another cannot be changed: the next one may begin at once.
+func TestDesired_PausePartly(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errors.New("no reset"))
+	b.fails(1, errHeld)
+	b.wantPaused("for GPU 1", dcgm, exporter)
+	delete(b.ModeFailures, b.device(1))
+	b.heard()
+	b.changed(1, true)
+	b.wantPaused("after its change")
+	b.wantReasons("after its change", "Normal MIGModeChanged", "Normal ClientsResumed")
+	b.fails(0, errHeld)
+	b.wantPaused("for GPU 0", dcgm, exporter)
+}
+
 // What is no client's fault, or that of clients which the policy does not name or the plugin may not stop, stops none.
 func TestDesired_PauseNever(t *testing.T) {
 	held := func(b pauseBed) { b.fails(0, errHeld) }
