@@ -210,7 +210,7 @@ func (p modes) notePublished(o *Observed) {
 // lookAgain schedules the next look at modes.
 func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	if p.Memory.Pause.active() {
-		look(p.Memory.Pause.Until)
+		look(p.Memory.Pause.ends(o))
 	}
 	if o.ModeRunning.GPU != "" || p.Mode != nil {
 		return // its end marks the loop

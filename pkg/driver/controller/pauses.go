@@ -36,8 +36,8 @@ const (
 
 // PauseMemory is the state, from plan to plan, of a pause of clients.
 type PauseMemory struct {
-	// Labels are paused until then at the latest; none without a pause. Waiting are the GPUs that it is for, Changed is set once one has
-	// changed, or need not any more.
+	// Labels are paused until then, or until the end of a change that runs; none without a pause. Waiting are the GPUs that it is for,
+	// Changed is set once one of them has changed, or need not any more.
 	Labels  []string
 	Until   time.Time
 	Waiting []string
@@ -49,6 +49,14 @@ type PauseMemory struct {
 
 // active reports whether clients are paused.
 func (m *PauseMemory) active() bool { return len(m.Labels) > 0 }
+
+// ends is when a pause has lasted too long: clients that start again while a GPU is being changed would get in its way.
+func (m *PauseMemory) ends(o *Observed) time.Time {
+	if o.ModeRunning.GPU != "" {
+		return m.Until.Add(pauseAtMost)
+	}
+	return m.Until
+}
 
 // pausable are the labels, of those that the policy names for a GPU, under which clients can be stopped: they may be changed, and no other
 // client has set them to another value.
@@ -105,7 +113,7 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 		p.reportResumed()
 		*pause = PauseMemory{Next: o.Now} // the next one needs another failure
 		return
-	case len(waiting) == 0, !o.Now.Before(pause.Until):
+	case len(waiting) == 0, !o.Now.Before(pause.ends(o)):
 		p.endInVain(o, waiting)
 		return
 	}

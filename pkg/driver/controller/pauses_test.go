@@ -149,6 +149,20 @@ func TestDesired_PauseNoProgress(t *testing.T) {
 	b.wantPaused("too long without a change")
 }
 
+// Clients are not started again into a change that runs, unless it takes too long by far.
+func TestDesired_PauseWhileRunning(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	b.ModeRunning, b.ModeFailures = ModeOrder{GPU: b.device(0), Enable: true}, nil
+	b.after(pauseAtMost)
+	b.wantPaused("late, but a GPU is being changed", dcgm, exporter)
+	if look := b.plan.LookAgain.Sub(b.Now); look != pauseAtMost {
+		t.Errorf("looks again after %s, want %s", look, pauseAtMost)
+	}
+	b.after(pauseAtMost)
+	b.wantPaused("far too late")
+}
+
 // A pause that has let a GPU change was not in vain, although another cannot be changed: the next one may begin at once.
 func TestDesired_PausePartly(t *testing.T) {
 	b := newPauseBed(t)
