@@ -161,6 +161,13 @@ func TestDesired_PauseWhileRunning(t *testing.T) {
 	}
 	b.after(pauseAtMost)
 	b.wantPaused("far too late")
+
+	b = newPauseBed(t)
+	b.fails(0, errHeld)
+	b.ModeRunning, b.ModeFailures = ModeOrder{GPU: b.device(0), Enable: true}, nil
+	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1)})
+	b.step(Allocations)
+	b.wantPaused("although claims came", dcgm, exporter)
 }
 
 // A pause that has let a GPU change was not in vain, although another cannot be changed: the next one may begin at once.
