@@ -112,7 +112,7 @@ func (p modes) consider(o *Observed) {
 	before := p.Memory.Modes
 	p.Memory.Modes = nil
 	allocated := claimsOf(o.Allocations)
-	var free []*gpu.GPU // that no claim keeps from their change, or whose change runs
+	wanted := map[string]bool{} // GPUs to be changed; true if no claim keeps them from it, or the change runs
 	for i := range p.Offer.GPUs {
 		g := &p.Offer.GPUs[i]
 		name := g.PCI.DeviceName()
@@ -148,11 +148,11 @@ func (p modes) consider(o *Observed) {
 		if p.mayChange(o) && (!changes || settled) && due {
 			p.Mode = &ModeOrder{name, target, reset}
 		}
-		if changes && (settled || name == o.ModeRunning.GPU) {
-			free = append(free, g)
+		if changes {
+			wanted[name] = settled || name == o.ModeRunning.GPU
 		}
 	}
-	p.pause(o, free)
+	p.pause(o, wanted)
 	p.checkRequest(o)
 }
 

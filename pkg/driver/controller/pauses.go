@@ -79,8 +79,22 @@ func (p modes) mayPause(o *Observed, g *gpu.GPU, m *ModeMemory) bool {
 // pauseDue reports whether a pause may begin after the last failure of a GPU.
 func (p modes) pauseDue(m *ModeMemory) bool { return m.FailedAt.After(p.Memory.Pause.Next) }
 
-// pause decides which clients are stopped, given the GPUs that nothing of claims keeps from their change.
-func (p modes) pause(o *Observed, due []*gpu.GPU) {
+// progress notes whether a GPU has changed that the pause is for. It reports whether claims keep one from that now.
+func (p modes) progress(o *Observed, wanted map[string]bool) (claimed bool) {
+	pause := &p.Memory.Pause
+	for _, name := range pause.Waiting {
+		switch free, left := wanted[name]; {
+		case !left:
+			pause.Changed, pause.Until = true, o.Now.Add(pauseAtMost)
+		case !free && !p.Memory.Modes[name].Since.IsZero():
+			claimed = true
+		}
+	}
+	return claimed
+}
+
+// pause decides which clients are stopped, given the GPUs that are to be changed, and whether nothing of claims keeps them from it.
+func (p modes) pause(o *Observed, wanted map[string]bool) {
 	pause := &p.Memory.Pause
 	if !o.Ready || p.Release != nil {
 		pause.Labels = nil
@@ -89,9 +103,11 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 	var labels []string
 	var waiting []*gpu.GPU
 	failed, begin := false, false // for another reason; a pause is due
-	for _, g := range due {
+	for i := range p.Offer.GPUs {
+		g := &p.Offer.GPUs[i]
 		m, can := p.Memory.Modes[g.PCI.DeviceName()], o.pausable(p.Offer.Offer(g).PauseClients)
 		switch {
+		case !wanted[g.PCI.DeviceName()]:
 		case len(can) > 0 && (m.Held || pause.active() && m.Failures == 0):
 			labels, waiting, begin = append(labels, can...), append(waiting, g), begin || m.Held && p.pauseDue(&m)
 		case len(can) > 0 && m.Failures > 0:
@@ -100,16 +116,14 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 	}
 	slices.Sort(labels)
 	labels = slices.Compact(labels)
-	if pause.active() && slices.ContainsFunc(pause.Waiting, func(name string) bool { _, left := p.Memory.Modes[name]; return !left }) {
-		pause.Changed, pause.Until = true, o.Now.Add(pauseAtMost)
-	}
+	claimed := p.progress(o, wanted)
 	switch {
 	case !pause.active() && begin:
 		pause.Labels, pause.Until = labels, o.Now.Add(pauseAtMost)
 		p.reportPaused(waiting)
 	case !pause.active():
 		return
-	case len(waiting) == 0 && (pause.Changed || !failed):
+	case len(waiting) == 0 && (pause.Changed || !failed && !claimed):
 		p.reportResumed()
 		*pause = PauseMemory{Next: o.Now} // the next one needs another failure
 		return

@@ -149,6 +149,22 @@ func TestDesired_PauseNoProgress(t *testing.T) {
 	b.wantPaused("too long without a change")
 }
 
+// Claims that come and go, such as those with admin access, do not have clients stopped again and again.
+func TestDesired_PauseClaims(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1), AdminAccess: true})
+	b.step(Allocations)
+	b.wantPaused("with claims")
+	b.allocate()
+	b.step(Allocations)
+	b.fails(0, errHeld)
+	b.wantPaused("just after the claims")
+	b.after(pauseRetry)
+	b.fails(0, errHeld)
+	b.wantPaused("later", dcgm, exporter)
+}
+
 // Clients are not started again into a change that runs, unless it takes too long by far.
 func TestDesired_PauseWhileRunning(t *testing.T) {
 	b := newPauseBed(t)
