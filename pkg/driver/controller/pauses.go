@@ -29,6 +29,8 @@ const (
 const (
 	// pauseAtMost is how long clients stay stopped while no GPU changes. A pod has 30 s to end unless its spec says otherwise.
 	pauseAtMost = 3 * time.Minute
+	// pauseFailures is how many failures of a GPU in a row end a pause for it, if the last two or more have another reason.
+	pauseFailures = 3
 	// pauseRetry is the time from a pause in vain to the next one, doubled each time up to pauseRetryAtMost.
 	pauseRetry       = 15 * time.Minute
 	pauseRetryAtMost = 4 * time.Hour
@@ -49,6 +51,12 @@ type PauseMemory struct {
 
 // active reports whether clients are paused.
 func (m *PauseMemory) active() bool { return len(m.Labels) > 0 }
+
+// waits reports whether a pause goes on for a GPU that pods do not keep from its change: it was not tried yet, or its last failure may
+// pass, such as that the API server did not answer or a process had just ended.
+func (m *PauseMemory) waits(name string, mode *ModeMemory) bool {
+	return m.active() && (mode.Failures == 0 || mode.Failures < pauseFailures && slices.Contains(m.Waiting, name))
+}
 
 // ends is when a pause has lasted too long: clients that start again while a GPU is being changed would get in its way.
 func (m *PauseMemory) ends(o *Observed) time.Time {
@@ -105,10 +113,11 @@ func (p modes) pause(o *Observed, wanted map[string]bool) {
 	failed, begin := false, false // for another reason; a pause is due
 	for i := range p.Offer.GPUs {
 		g := &p.Offer.GPUs[i]
-		m, can := p.Memory.Modes[g.PCI.DeviceName()], o.pausable(p.Offer.Offer(g).PauseClients)
+		name := g.PCI.DeviceName()
+		m, can := p.Memory.Modes[name], o.pausable(p.Offer.Offer(g).PauseClients)
 		switch {
-		case !wanted[g.PCI.DeviceName()]:
-		case len(can) > 0 && (m.Held || pause.active() && m.Failures == 0):
+		case !wanted[name]:
+		case len(can) > 0 && (m.Held || pause.waits(name, &m)):
 			labels, waiting, begin = append(labels, can...), append(waiting, g), begin || m.Held && p.pauseDue(&m)
 		case len(can) > 0 && m.Failures > 0:
 			failed = true
@@ -133,12 +142,13 @@ func (p modes) pause(o *Observed, wanted map[string]bool) {
 	}
 	pause.Labels, pause.Waiting = labels, nil
 	p.Pause = labels
-	for _, g := range waiting { // attempts follow each other quickly meanwhile
+	for _, g := range waiting {
 		name := g.PCI.DeviceName()
 		pause.Waiting = append(pause.Waiting, name)
-		m := p.Memory.Modes[name]
-		m.Failures = min(m.Failures, 1)
-		p.Memory.Modes[name] = m
+		if m := p.Memory.Modes[name]; m.Held { // attempts follow each other quickly meanwhile
+			m.Failures = min(m.Failures, 1)
+			p.Memory.Modes[name] = m
+		}
 	}
 }
 

@@ -238,7 +238,8 @@ func TestDesired_PauseNever(t *testing.T) {
 	}
 }
 
-// A pause in vain ends, and the next one is further away each time; another reason ends it at once.
+// A pause in vain ends, and the next one is further away each time. Another reason ends it, too, unless it passes, such as that the API
+// server did not answer.
 func TestDesired_PauseInVain(t *testing.T) {
 	b := newPauseBed(t)
 	b.fails(0, errHeld)
@@ -264,8 +265,14 @@ func TestDesired_PauseInVain(t *testing.T) {
 		b.fails(0, errHeld)
 	}
 	b.heard()
-	b.fails(0, errors.New("no reset"))
-	b.fails(1, errors.New("no reset"))
+	for i := range 2 {
+		b.fails(i, errors.New("no reset"))
+		b.wantPaused("one failure for another reason", dcgm, exporter)
+	}
+	b.fails(0, errHeld)
+	for i := range 4 {
+		b.fails(i%2, errors.New("no reset"))
+	}
 	b.wantPaused("for another reason")
 	if got := reasons(b.heard()); !slices.Contains(got, "Warning ClientsNotGone") {
 		t.Errorf("Events = %v, want that the pause was in vain", got)
