@@ -160,7 +160,9 @@ func (p modes) endInVain(o *Observed, waiting []*gpu.GPU) {
 	*pause = PauseMemory{Failures: pause.Failures + 1, Next: o.Now.Add(again)}
 	var left []string
 	for _, g := range waiting {
-		left = append(left, fmt.Sprintf("%s: %s", Describe(g), p.Memory.Modes[g.PCI.DeviceName()].Said))
+		if m := p.Memory.Modes[g.PCI.DeviceName()]; m.Failures > 0 { // what was said of others is older
+			left = append(left, fmt.Sprintf("%s: %s", Describe(g), m.Said))
+		}
 	}
 	r := Report{Log: "Clients of GPUs were stopped in vain", Values: []any{"labels", labels, "waiting", left, "nextIn", again},
 		Warning: true, Reason: reasonNotGone, Message: fmt.Sprintf("%s: set back to %q, as GPUs cannot be changed without these clients either. "+

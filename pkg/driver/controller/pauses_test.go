@@ -186,6 +186,21 @@ func TestDesired_PauseWhileRunning(t *testing.T) {
 	b.wantPaused("although claims came", dcgm, exporter)
 }
 
+// The Event about a pause in vain says nothing of GPUs that were not tried, such as which claims they have waited for before.
+func TestDesired_PauseNotTried(t *testing.T) {
+	b := newPauseBed(t)
+	b.allocate(records.Device{GPU: b.device(1)})
+	b.step(Allocations)
+	b.fails(0, errHeld)
+	b.allocate()
+	b.step(Allocations)
+	b.heard()
+	b.after(pauseAtMost)
+	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "claims") || strings.Count(events[0], b.Inventory.GPUs[0].UUID) != 1 {
+		t.Errorf("Events = %q, want one about GPU 0 alone", events)
+	}
+}
+
 // A pause that has let a GPU change was not in vain, although another cannot be changed: the next one may begin at once.
 func TestDesired_PausePartly(t *testing.T) {
 	b := newPauseBed(t)
