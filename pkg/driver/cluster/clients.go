@@ -49,8 +49,11 @@ type Clients struct {
 	want  []string
 
 	// The rest is for the goroutine of Run. wrote are the values that were written last: a label that another client has changed during
-	// a pause is not set again, and one is not set back twice before that is seen. logged and told are the last errors.
+	// a pause is not set again, and one is not set back twice before that is seen. logged and told are the last errors. mine are labels
+	// that were to be paused and were not set back, by anybody: the answer to a write can get lost. seen are those of them that the Node
+	// had paused.
 	wrote, logged, told map[string]string
+	mine, seen          map[string]bool
 }
 
 // NewClients changes some labels of the watched node, which is called before the watcher runs.
@@ -58,7 +61,8 @@ func NewClients(w *Watcher, allowed []string, failed func(err error)) *Clients {
 	w.clientLabels = allowed
 	return &Clients{client: w.client, node: w.node, allowed: allowed, wake: w.clients, gone: w.DaemonSetGone, failed: failed,
 		have:  func() map[string]string { return w.State().Node.Clients },
-		wrote: map[string]string{}, logged: map[string]string{}, told: map[string]string{}}
+		wrote: map[string]string{}, logged: map[string]string{}, told: map[string]string{},
+		mine: map[string]bool{}, seen: map[string]bool{}}
 }
 
 // clientsOf returns the labels of a Node that are among some.
@@ -110,14 +114,16 @@ func (c *Clients) Run(ctx context.Context) {
 	}
 }
 
-// Leave sets the labels back that this plugin has paused, when it ends.
+// Leave sets the labels back that this plugin has paused, when it ends: a terminating pod has little time.
 func (c *Clients) Leave(ctx context.Context) {
 	if c == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), labelsTimeout)
+	defer cancel()
 	for _, label := range c.allowed {
-		if c.wrote[label] == v1alpha1.ClientsPaused && c.have()[label] != v1alpha1.ClientsDeployed {
-			c.set(context.WithoutCancel(ctx), label, v1alpha1.ClientsPaused, v1alpha1.ClientsDeployed)
+		if c.mine[label] {
+			c.set(ctx, label, v1alpha1.ClientsPaused, v1alpha1.ClientsDeployed)
 		}
 	}
 }
@@ -136,6 +142,10 @@ func (c *Clients) keep(ctx context.Context, again bool) {
 	have := c.have()
 	for _, label := range c.allowed {
 		value := have[label]
+		if c.seen[label] && value != v1alpha1.ClientsPaused {
+			c.mine[label] = false
+		}
+		c.seen[label] = c.mine[label] && value == v1alpha1.ClientsPaused
 		switch paused := slices.Contains(want, label); {
 		case paused && value == v1alpha1.ClientsDeployed && c.wrote[label] != v1alpha1.ClientsPaused:
 			c.set(ctx, label, v1alpha1.ClientsDeployed, v1alpha1.ClientsPaused)
@@ -150,9 +160,12 @@ func (c *Clients) keep(ctx context.Context, again bool) {
 
 // set changes a label that has a value. It logs an error that is new, and reports one that lasts.
 func (c *Clients) set(ctx context.Context, label, from, to string) {
+	if to == v1alpha1.ClientsPaused {
+		c.mine[label] = true
+	}
 	err := c.patch(ctx, label, from, to)
 	if err == nil {
-		c.wrote[label] = to
+		c.wrote[label], c.mine[label] = to, to == v1alpha1.ClientsPaused
 		delete(c.logged, label)
 		delete(c.told, label)
 		klog.FromContext(ctx).Info("Changed a label of clients of the GPUs", "node", c.node, "label", label, "from", from, "to", to)

@@ -21,7 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -250,6 +252,76 @@ func TestClients_Leave(t *testing.T) {
 		b.check("left", "dcgm=true dcgm-exporter=paused-by-cleave", 2)
 		(*Clients)(nil).Leave(t.Context())
 		(*Clients)(nil).Pause(nil)
+	})
+}
+
+// A plugin that ends sets back what it may have paused, too: the answer to its last write was lost, or the Node was not read after it.
+func TestClients_LeaveInDoubt(t *testing.T) {
+	for name, doubt := range map[string]func(b *clientBed){
+		"no answer": func(b *clientBed) { b.before, b.fails = func() { b.set(v1alpha1.ClientsPaused) }, context.Canceled },
+		"not read":  func(b *clientBed) { b.have = deployed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newClientBed(t, deployed())
+				doubt(b)
+				b.pause(dcgmLabel)
+				b.stop()
+				b.before, b.fails = nil, nil
+				b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=true", 1)
+				b.Leave(t.Context())
+				b.check("left", bothDeployed, 2)
+			})
+		})
+	}
+}
+
+// In a rolling update the next plugin sets back what the one before has paused, and may begin a pause of its own, which the end of the
+// first does not end.
+func TestClients_LeaveToNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		b.pause(dcgmLabel)
+		first, stop := b.Clients, b.stop
+		b.start()
+		b.pause()
+		b.check("the next plugin wants none", bothDeployed, 2)
+		b.pause(dcgmLabel)
+		b.check("and then pauses", "dcgm=paused-by-cleave dcgm-exporter=true", 3)
+		stop()
+		first.Leave(t.Context())
+		b.check("the first has ended", "dcgm=paused-by-cleave dcgm-exporter=true", 3)
+		b.pause()
+		b.check("in the end", bothDeployed, 4)
+	})
+}
+
+// silent is an API server that does not answer patches of Nodes.
+type (
+	silent      struct{ kubernetes.Interface }
+	silentCore  struct{ typedcorev1.CoreV1Interface }
+	silentNodes struct{ typedcorev1.NodeInterface }
+)
+
+func (s silent) CoreV1() typedcorev1.CoreV1Interface  { return silentCore{s.Interface.CoreV1()} }
+func (c silentCore) Nodes() typedcorev1.NodeInterface { return silentNodes{c.CoreV1Interface.Nodes()} }
+func (silentNodes) Patch(ctx context.Context, _ string, _ types.PatchType, _ []byte, _ metav1.PatchOptions, _ ...string) (*corev1.Node, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A plugin that ends does not wait for an API server that does not answer longer than for one write.
+func TestClients_LeaveHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		b.pause(dcgmLabel, exporterLabel)
+		b.stop()
+		b.Clients.client = silent{b.client}
+		began := time.Now()
+		b.Leave(t.Context())
+		if took := time.Since(began); took > labelsTimeout {
+			t.Errorf("left after %s, want at most %s", took, labelsTimeout)
+		}
 	})
 }
 

@@ -112,7 +112,7 @@ func (p modes) consider(o *Observed) {
 	before := p.Memory.Modes
 	p.Memory.Modes = nil
 	allocated := claimsOf(o.Allocations)
-	var free []*gpu.GPU // that no claim keeps from their change
+	wanted := map[string]bool{} // GPUs to be changed; true if no claim keeps them from it, or the change runs
 	for i := range p.Offer.GPUs {
 		g := &p.Offer.GPUs[i]
 		name := g.PCI.DeviceName()
@@ -148,11 +148,11 @@ func (p modes) consider(o *Observed) {
 		if p.mayChange(o) && (!changes || settled) && due {
 			p.Mode = &ModeOrder{name, target, reset}
 		}
-		if changes && settled {
-			free = append(free, g)
+		if changes {
+			wanted[name] = settled || name == o.ModeRunning.GPU
 		}
 	}
-	p.pause(o, free)
+	p.pause(o, wanted)
 	p.checkRequest(o)
 }
 
@@ -210,7 +210,7 @@ func (p modes) notePublished(o *Observed) {
 // lookAgain schedules the next look at modes.
 func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	if p.Memory.Pause.active() {
-		look(p.Memory.Pause.Until)
+		look(p.Memory.Pause.ends(o))
 	}
 	if o.ModeRunning.GPU != "" || p.Mode != nil {
 		return // its end marks the loop

@@ -29,6 +29,8 @@ const (
 const (
 	// pauseAtMost is how long clients stay stopped while no GPU changes. A pod has 30 s to end unless its spec says otherwise.
 	pauseAtMost = 3 * time.Minute
+	// pauseFailures is how many failures of a GPU in a row end a pause for it, if the last two or more have another reason.
+	pauseFailures = 3
 	// pauseRetry is the time from a pause in vain to the next one, doubled each time up to pauseRetryAtMost.
 	pauseRetry       = 15 * time.Minute
 	pauseRetryAtMost = 4 * time.Hour
@@ -36,10 +38,12 @@ const (
 
 // PauseMemory is the state, from plan to plan, of a pause of clients.
 type PauseMemory struct {
-	// Labels are paused until then at the latest; none without a pause. Waiting is the number of GPUs that it is for.
+	// Labels are paused until then, or until the end of a change that runs; none without a pause. Waiting are the GPUs that it is for,
+	// Changed is set once one of them has changed, or need not any more.
 	Labels  []string
 	Until   time.Time
-	Waiting int
+	Waiting []string
+	Changed bool
 	// Failures counts the pauses in vain since the last that was not, Next is when the next may begin.
 	Failures int
 	Next     time.Time
@@ -47,6 +51,20 @@ type PauseMemory struct {
 
 // active reports whether clients are paused.
 func (m *PauseMemory) active() bool { return len(m.Labels) > 0 }
+
+// waits reports whether a pause goes on for a GPU that pods do not keep from its change: it was not tried yet, or its last failure may
+// pass, such as that the API server did not answer or a process had just ended.
+func (m *PauseMemory) waits(name string, mode *ModeMemory) bool {
+	return m.active() && (mode.Failures == 0 || mode.Failures < pauseFailures && slices.Contains(m.Waiting, name))
+}
+
+// ends is when a pause has lasted too long: clients that start again while a GPU is being changed would get in its way.
+func (m *PauseMemory) ends(o *Observed) time.Time {
+	if o.ModeRunning.GPU != "" {
+		return m.Until.Add(pauseAtMost)
+	}
+	return m.Until
+}
 
 // pausable are the labels, of those that the policy names for a GPU, under which clients can be stopped: they may be changed, and no other
 // client has set them to another value.
@@ -69,8 +87,22 @@ func (p modes) mayPause(o *Observed, g *gpu.GPU, m *ModeMemory) bool {
 // pauseDue reports whether a pause may begin after the last failure of a GPU.
 func (p modes) pauseDue(m *ModeMemory) bool { return m.FailedAt.After(p.Memory.Pause.Next) }
 
-// pause decides which clients are stopped, given the GPUs that nothing of claims keeps from their change.
-func (p modes) pause(o *Observed, due []*gpu.GPU) {
+// progress notes whether a GPU has changed that the pause is for. It reports whether claims keep one from that now.
+func (p modes) progress(o *Observed, wanted map[string]bool) (claimed bool) {
+	pause := &p.Memory.Pause
+	for _, name := range pause.Waiting {
+		switch free, left := wanted[name]; {
+		case !left:
+			pause.Changed, pause.Until = true, o.Now.Add(pauseAtMost)
+		case !free && !p.Memory.Modes[name].Since.IsZero():
+			claimed = true
+		}
+	}
+	return claimed
+}
+
+// pause decides which clients are stopped, given the GPUs that are to be changed, and whether nothing of claims keeps them from it.
+func (p modes) pause(o *Observed, wanted map[string]bool) {
 	pause := &p.Memory.Pause
 	if !o.Ready || p.Release != nil {
 		pause.Labels = nil
@@ -79,10 +111,13 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 	var labels []string
 	var waiting []*gpu.GPU
 	failed, begin := false, false // for another reason; a pause is due
-	for _, g := range due {
-		m, can := p.Memory.Modes[g.PCI.DeviceName()], o.pausable(p.Offer.Offer(g).PauseClients)
+	for i := range p.Offer.GPUs {
+		g := &p.Offer.GPUs[i]
+		name := g.PCI.DeviceName()
+		m, can := p.Memory.Modes[name], o.pausable(p.Offer.Offer(g).PauseClients)
 		switch {
-		case len(can) > 0 && (m.Held || pause.active() && m.Failures == 0):
+		case !wanted[name]:
+		case len(can) > 0 && (m.Held || pause.waits(name, &m)):
 			labels, waiting, begin = append(labels, can...), append(waiting, g), begin || m.Held && p.pauseDue(&m)
 		case len(can) > 0 && m.Failures > 0:
 			failed = true
@@ -90,29 +125,30 @@ func (p modes) pause(o *Observed, due []*gpu.GPU) {
 	}
 	slices.Sort(labels)
 	labels = slices.Compact(labels)
+	claimed := p.progress(o, wanted)
 	switch {
 	case !pause.active() && begin:
 		pause.Labels, pause.Until = labels, o.Now.Add(pauseAtMost)
 		p.reportPaused(waiting)
 	case !pause.active():
 		return
-	case len(waiting) == 0 && !failed:
+	case len(waiting) == 0 && (pause.Changed || !failed && !claimed):
 		p.reportResumed()
 		*pause = PauseMemory{Next: o.Now} // the next one needs another failure
 		return
-	case len(waiting) == 0, !o.Now.Before(pause.Until):
+	case len(waiting) == 0, !o.Now.Before(pause.ends(o)):
 		p.endInVain(o, waiting)
 		return
-	case len(waiting) < pause.Waiting:
-		pause.Until = o.Now.Add(pauseAtMost)
 	}
-	pause.Labels, pause.Waiting = labels, len(waiting)
+	pause.Labels, pause.Waiting = labels, nil
 	p.Pause = labels
-	for _, g := range waiting { // attempts follow each other quickly meanwhile
+	for _, g := range waiting {
 		name := g.PCI.DeviceName()
-		m := p.Memory.Modes[name]
-		m.Failures = min(m.Failures, 1)
-		p.Memory.Modes[name] = m
+		pause.Waiting = append(pause.Waiting, name)
+		if m := p.Memory.Modes[name]; m.Held { // attempts follow each other quickly meanwhile
+			m.Failures = min(m.Failures, 1)
+			p.Memory.Modes[name] = m
+		}
 	}
 }
 
@@ -124,7 +160,9 @@ func (p modes) endInVain(o *Observed, waiting []*gpu.GPU) {
 	*pause = PauseMemory{Failures: pause.Failures + 1, Next: o.Now.Add(again)}
 	var left []string
 	for _, g := range waiting {
-		left = append(left, fmt.Sprintf("%s: %s", Describe(g), p.Memory.Modes[g.PCI.DeviceName()].Said))
+		if m := p.Memory.Modes[g.PCI.DeviceName()]; m.Failures > 0 { // what was said of others is older
+			left = append(left, fmt.Sprintf("%s: %s", Describe(g), m.Said))
+		}
 	}
 	r := Report{Log: "Clients of GPUs were stopped in vain", Values: []any{"labels", labels, "waiting", left, "nextIn", again},
 		Warning: true, Reason: reasonNotGone, Message: fmt.Sprintf("%s: set back to %q, as GPUs cannot be changed without these clients either. "+

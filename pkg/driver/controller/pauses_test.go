@@ -136,6 +136,86 @@ func TestDesired_PauseProgress(t *testing.T) {
 	b.wantPaused("for the GPU that was not tried yet", dcgm, exporter)
 }
 
+// Only a change gives a pause more time, not a GPU that sometimes waits for clients and sometimes for something else.
+func TestDesired_PauseNoProgress(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	for range 3 {
+		b.fails(1, errHeld)
+		b.after(pauseAtMost / 2)
+		b.fails(0, errHeld)
+		b.fails(1, errors.New("no reset"))
+	}
+	b.wantPaused("too long without a change")
+}
+
+// Claims that come and go, such as those with admin access, do not have clients stopped again and again.
+func TestDesired_PauseClaims(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1), AdminAccess: true})
+	b.step(Allocations)
+	b.wantPaused("with claims")
+	b.allocate()
+	b.step(Allocations)
+	b.fails(0, errHeld)
+	b.wantPaused("just after the claims")
+	b.after(pauseRetry)
+	b.fails(0, errHeld)
+	b.wantPaused("later", dcgm, exporter)
+}
+
+// Clients are not started again into a change that runs, unless it takes too long by far.
+func TestDesired_PauseWhileRunning(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errHeld)
+	b.ModeRunning, b.ModeFailures = ModeOrder{GPU: b.device(0), Enable: true}, nil
+	b.after(pauseAtMost)
+	b.wantPaused("late, but a GPU is being changed", dcgm, exporter)
+	if look := b.plan.LookAgain.Sub(b.Now); look != pauseAtMost {
+		t.Errorf("looks again after %s, want %s", look, pauseAtMost)
+	}
+	b.after(pauseAtMost)
+	b.wantPaused("far too late")
+
+	b = newPauseBed(t)
+	b.fails(0, errHeld)
+	b.ModeRunning, b.ModeFailures = ModeOrder{GPU: b.device(0), Enable: true}, nil
+	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1)})
+	b.step(Allocations)
+	b.wantPaused("although claims came", dcgm, exporter)
+}
+
+// The Event about a pause in vain says nothing of GPUs that were not tried, such as which claims they have waited for before.
+func TestDesired_PauseNotTried(t *testing.T) {
+	b := newPauseBed(t)
+	b.allocate(records.Device{GPU: b.device(1)})
+	b.step(Allocations)
+	b.fails(0, errHeld)
+	b.allocate()
+	b.step(Allocations)
+	b.heard()
+	b.after(pauseAtMost)
+	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "claims") || strings.Count(events[0], b.Inventory.GPUs[0].UUID) != 1 {
+		t.Errorf("Events = %q, want one about GPU 0 alone", events)
+	}
+}
+
+// A pause that has let a GPU change was not in vain, although another cannot be changed: the next one may begin at once.
+func TestDesired_PausePartly(t *testing.T) {
+	b := newPauseBed(t)
+	b.fails(0, errors.New("no reset"))
+	b.fails(1, errHeld)
+	b.wantPaused("for GPU 1", dcgm, exporter)
+	delete(b.ModeFailures, b.device(1))
+	b.heard()
+	b.changed(1, true)
+	b.wantPaused("after its change")
+	b.wantReasons("after its change", "Normal MIGModeChanged", "Normal ClientsResumed")
+	b.fails(0, errHeld)
+	b.wantPaused("for GPU 0", dcgm, exporter)
+}
+
 // What is no client's fault, or that of clients which the policy does not name or the plugin may not stop, stops none.
 func TestDesired_PauseNever(t *testing.T) {
 	held := func(b pauseBed) { b.fails(0, errHeld) }
@@ -173,7 +253,8 @@ func TestDesired_PauseNever(t *testing.T) {
 	}
 }
 
-// A pause in vain ends, and the next one is further away each time; another reason ends it at once.
+// A pause in vain ends, and the next one is further away each time. Another reason ends it, too, unless it passes, such as that the API
+// server did not answer.
 func TestDesired_PauseInVain(t *testing.T) {
 	b := newPauseBed(t)
 	b.fails(0, errHeld)
@@ -199,8 +280,14 @@ func TestDesired_PauseInVain(t *testing.T) {
 		b.fails(0, errHeld)
 	}
 	b.heard()
-	b.fails(0, errors.New("no reset"))
-	b.fails(1, errors.New("no reset"))
+	for i := range 2 {
+		b.fails(i, errors.New("no reset"))
+		b.wantPaused("one failure for another reason", dcgm, exporter)
+	}
+	b.fails(0, errHeld)
+	for i := range 4 {
+		b.fails(i%2, errors.New("no reset"))
+	}
 	b.wantPaused("for another reason")
 	if got := reasons(b.heard()); !slices.Contains(got, "Warning ClientsNotGone") {
 		t.Errorf("Events = %v, want that the pause was in vain", got)

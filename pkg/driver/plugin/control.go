@@ -189,8 +189,7 @@ func (s *service) newPublisher() *publisher.Publisher {
 func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
 	session, err := nvml.Wait(ctx, s.driver.options(), s.config.DriverRetry, func(err error) {
-		s.engine.SetWaiting(err)
-		s.ready.driver(err)
+		awaitsDriver(s, err)
 		s.events.Warn("WaitingForDriver", err.Error())
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
@@ -248,12 +247,19 @@ func (s *service) awaitLabel(ctx context.Context) error {
 	s.ready.cluster(nil)
 	err := s.loop.AwaitLabel(ctx, s.cluster.State, func(why error) {
 		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", why)
-		s.engine.SetWaiting(why)
-		s.ready.driver(why)
+		awaitsDriver(s, why)
 	})
 	if err != nil {
 		return err
 	}
 	s.marker.set(ctx, false)
 	return nil
+}
+
+// awaitsDriver notes why a plugin that starts has to wait for the driver, possibly for days: what one that was killed has left paused is
+// set back at once.
+func awaitsDriver(s *service, why error) {
+	s.engine.SetWaiting(why)
+	s.ready.driver(why)
+	s.clients.Pause(nil)
 }

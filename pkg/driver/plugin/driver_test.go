@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
@@ -122,6 +124,42 @@ func awaitLabelUntilCanceled(t *testing.T, key, value string) {
 	cancel()
 	if err := errors.Join(<-done, <-done); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// What a plugin that was killed has left paused does not wait for the driver, which may be away for days.
+func TestUseHardware_SetsClientsBack(t *testing.T) {
+	const label = "nvidia.com/gpu.deploy.dcgm"
+	for name, released := range map[string]bool{"the driver is released": true, "the driver is away": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir, object := t.TempDir(), labeledNode(label, v1alpha1.ClientsPaused)
+				if released {
+					object.Labels[v1alpha1.ReleaseDriverLabel] = "true"
+				}
+				s := newService(Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", PluginsDir: dir, DriverRetry: time.Hour,
+					NVMLLibrary: filepath.Join(dir, "libnvidia-ml.so.1"), Procfs: dir, Sysfs: dir, DriverRoot: dir, PauseClients: []string{label}})
+				s.client, s.events, s.engine = fake.NewClientset(object), cluster.NewEventsWith(record.NewFakeRecorder(100), "n"), newEngine(t)
+				s.cluster = cluster.NewWatcher(s.client, "gpu.cleave.dev", "node-1", "", func() { s.loop.Mark(controller.Cluster) })
+				s.clients = openClients(s)
+				if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				s.marker.set(t.Context(), released)
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer cancel()
+				wg.Go(func() { s.cluster.Run(ctx, func(error) {}) })
+				wg.Go(func() { s.clients.Run(ctx) })
+				wg.Go(func() { _ = s.useHardware(ctx) })
+				<-time.After(time.Minute)
+				node, err := s.client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{})
+				if err != nil || node.Labels[label] != v1alpha1.ClientsDeployed {
+					t.Errorf("got %s=%s, %v", label, node.Labels[label], err)
+				}
+			})
+		})
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
@@ -65,15 +67,19 @@ func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]cl
 	}
 }
 
-// inPods reports whether processes all run in pods, as far as they still run.
-func inPods(ctx context.Context, pids []int) bool {
-	owners, err := processes.Host().Owners(ctx, pids)
-	return err == nil && allInPods(owners)
+// inPods returns a function that reports whether processes all run in pods other than the plugin's own, as far as they still run.
+func inPods(own string) func(ctx context.Context, pids []int) bool {
+	return func(ctx context.Context, pids []int) bool {
+		owners, err := processes.Host().Owners(ctx, pids)
+		return err == nil && allInPods(owners, types.UID(own))
+	}
 }
 
-func allInPods(owners map[int]processes.Owner) bool {
+// allInPods reports whether processes all run in other pods. The plugin's own nvidia-smi, which it runs for claims on other GPUs, too,
+// opens all GPUs for a moment.
+func allInPods(owners map[int]processes.Owner, own types.UID) bool {
 	for _, o := range owners {
-		if o.Pod == "" {
+		if o.Pod == "" || o.Pod == own {
 			return false
 		}
 	}

@@ -54,8 +54,9 @@ func TestAllInPods(t *testing.T) {
 		"pods":               {map[int]processes.Owner{1: {Pod: "a"}, 2: {Pod: "b"}}, true},
 		"one is of the host": {map[int]processes.Owner{1: {Pod: "a"}, 2: {Name: "nv-hostengine"}}, false},
 		"all have ended":     {map[int]processes.Owner{}, false},
+		"one is Cleave's":    {map[int]processes.Owner{1: {Pod: "a"}, 2: {Pod: "own", Name: "nvidia-smi"}}, false},
 	} {
-		if got := allInPods(tt.owners); got != tt.want {
+		if got := allInPods(tt.owners, "own"); got != tt.want {
 			t.Errorf("%s: got %t, want %t", name, got, tt.want)
 		}
 	}

@@ -21,7 +21,7 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 		return nil, err
 	}
 	return &claims.ModeOptions{
-		Store: kept, Tool: s.smi, HasDRM: deviceFiles{&s.config, s.smi}.hasDRM, InPods: inPods,
+		Store: kept, Tool: s.smi, HasDRM: deviceFiles{&s.config, s.smi}.hasDRM, InPods: inPods(s.config.PodUID),
 		Claims: cluster.Claims{Client: s.client}.Each, Overtaken: overtaken{s.events}.report,
 		Last: records.NewResetFile(store.Disk{}, filepath.Join(s.config.nodeDir(), records.ResetFile)), WasReset: s.health.wasReset,
 	}, nil
