@@ -22,8 +22,11 @@ const (
 // MaxClientLabels bounds the labels of clients in a rule.
 const MaxClientLabels = 16
 
-// notClients are labels under which more than clients selects nodes: the driver, all of the GPU operator, and Cleave itself.
-var notClients = []string{"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.present"}
+// notClients are labels under which more than clients selects nodes: the driver, the container toolkit, which takes its runtime along,
+// all of the GPU operator, and Cleave itself.
+var notClients = []string{
+	"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deploy.container-toolkit", "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.present",
+}
 
 // CheckClientLabel rejects what is not the name of a label under which only clients of GPUs select nodes.
 func CheckClientLabel(label string) error {
