@@ -164,8 +164,8 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 	return created, errors.Join(errs...)
 }
 
-// missing returns the partitions of a layout that do not exist and can be created now. It skips places blocked by allocations; an
-// unmanaged partition in the way is an error.
+// missing returns the partitions of a layout that do not exist and can be created now. It skips those in whose place, or with whose
+// engines, others are allocated; an unmanaged partition in the way is an error.
 func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
 	name := g.PCI.DeviceName()
 	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
@@ -178,7 +178,7 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	var missing []gpu.Shape
 	var errs []error
 	taken := takenPlaces{p.ledger}
-	there := shapesOf(g, left)
+	there := shapesOf(g, slices.Concat(left, taken.promised(name, slices.Concat(left, all))))
 	for _, s := range shapesOf(g, all) {
 		if taken.allocatedInTheWay(name, s.Place()) {
 			continue

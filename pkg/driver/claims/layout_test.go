@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -148,6 +149,25 @@ func TestLayout_WaitsForAllocations(t *testing.T) {
 	}
 	b.offer(0, nil)
 	b.prepare("c", b.name(0)) // and the GPU can be had whole
+}
+
+// A claim was allocated all media engines before the layout, whose partitions have some of them, came: they are left for it.
+func TestLayout_EnginesAllocated(t *testing.T) {
+	b := newSimBed(t, "rtx-pro-6000")
+	claim := deviceClaim("a", b.name(0, 65, 9))
+	api := &fakeAPI{claims: []*resourceapi.ResourceClaim{claim}}
+	follower := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
+	must(t, follower.List(t.Context()))
+	layout := cutInto(place(14, 0, 3), place(67, 3, 3))
+	layout.Kept = []gpu.Place{place(65, 9, 3)}
+	b.lay(layout)
+	b.want(list("0 67@3"), nil, nil)
+	mustPrepare(t, b.Preparer, claim)
+	b.unprepare("a")
+	api.claims = nil
+	must(t, follower.List(t.Context()))
+	b.kept()
+	b.want(list("0 14@0", "0 67@3"), nil, nil)
 }
 
 func TestLayout_UnmanagedPartition(t *testing.T) {
