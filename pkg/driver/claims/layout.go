@@ -184,9 +184,14 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 			continue
 		}
 		for _, part := range left {
-			if s.Placement.Overlaps(part.Placement) && !layout.Has(part.Place()) && !containsPlace(claimed, part) {
-				errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s is in its place", s.Name(), p.describe(name, &part)))
+			if layout.Has(part.Place()) || containsPlace(claimed, part) || s.FitsAlongside(shapesOf(g, []gpu.Partition{part})) {
+				continue
 			}
+			why := "is in its place"
+			if !s.Placement.Overlaps(part.Placement) {
+				why = "has engines that it needs"
+			}
+			errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s %s", s.Name(), p.describe(name, &part), why))
 		}
 		if s.FitsAlongside(append(slices.Clone(there), missing...)) {
 			missing = append(missing, s)

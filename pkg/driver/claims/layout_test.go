@@ -189,6 +189,18 @@ func TestLayout_UnmanagedPartition(t *testing.T) {
 	}
 }
 
+// An unmanaged partition can have the engines of a layout, wherever it is.
+func TestLayout_UnmanagedEngines(t *testing.T) {
+	b := newSimBed(t, "rtx-pro-6000", func(node *sim.Node) { occupy(t, node, 0, 65, 9, 3) })
+	b.offer(0, cutInto(place(14, 0, 3), place(67, 3, 3)))
+	want := b.name(0, 14, 0) + " of the layout cannot be created: a partition that Cleave did not create (GPU instance"
+	got := b.keep()
+	if !strings.Contains(got, want) || !strings.HasSuffix(got, "has engines that it needs") || strings.Contains(got, b.name(0, 67, 3)) {
+		t.Errorf("got %q, want that one profile lacks engines", got)
+	}
+	b.want(list("0 65@9", "0 67@3"), nil, nil)
+}
+
 // Mode existing takes a layout over as it is: nothing of it is touched any more.
 func TestLayout_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
