@@ -3,7 +3,9 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +52,39 @@ func TestProfiles_Order(t *testing.T) {
 		"1g.24gb-me", "2g.48gb-me", "4g.96gb.gfx"} {
 		if !seen[name] {
 			t.Errorf("there is no class for %s", name)
+		}
+	}
+}
+
+// The chart's value that leaves classes out takes every profile that has one.
+func TestValues_Disabled(t *testing.T) {
+	data, err := os.ReadFile("../../deployments/helm/cleave/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type schema struct {
+		Properties map[string]*schema
+		Items      *schema
+		Pattern    string
+	}
+	var values schema
+	if err := json.Unmarshal(data, &values); err != nil {
+		t.Fatal(err)
+	}
+	at := &values
+	for _, name := range []string{"deviceClasses", "migProfiles", "disabled"} {
+		if at = at.Properties[name]; at == nil {
+			t.Fatalf("the schema has no %s", name)
+		}
+	}
+	pattern := regexp.MustCompile(at.Items.Pattern)
+	profiles, err := catalog()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range profiles {
+		if !pattern.MatchString(p.name) {
+			t.Errorf("deviceClasses.migProfiles.disabled refuses %s", p.name)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/simulation"
 )
@@ -51,7 +52,7 @@ func newSimulate() *cobra.Command {
 			if err := f.check(); err != nil {
 				return cli.UsageError(err)
 			}
-			report, err := f.run(cmd.Context())
+			report, err := f.run(cmd.Context(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -100,7 +101,7 @@ func (f *simulateFlags) check() error {
 // maxWorkload bounds the part of a file that is read; the decoder limits the workload.
 const maxWorkload = 2 << 20
 
-func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {
+func (f *simulateFlags) run(ctx context.Context, notes io.Writer) (*simulation.Report, error) {
 	workload, err := readWorkload(f.workload)
 	if err != nil {
 		return nil, cli.UsageError(err)
@@ -108,6 +109,10 @@ func (f *simulateFlags) run(ctx context.Context) (*simulation.Report, error) {
 	node, err := f.Inventory(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if slices.ContainsFunc(node.Offers, func(o policy.Offer) bool { return o.Spreads() }) {
+		fmt.Fprintln(notes, "cleave: the policy has placement: spread, which is not simulated: shares are packed here, and on real nodes "+
+			"fewer GPUs stay whole")
 	}
 	classes, err := manifests.Classes()
 	if err != nil {

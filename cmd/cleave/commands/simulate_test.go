@@ -45,6 +45,32 @@ func TestSimulate_Output(t *testing.T) {
 	}
 }
 
+// Shares are packed here, whatever the policy says of them: it is said.
+func TestSimulate_SpreadShares(t *testing.T) {
+	workload := workloadFile(t, "duration: 2h\npods: [{name: small, deviceClassName: timeslice.cleave.dev, running: 3, lifetime: 1h}]\n")
+	for rule, want := range map[string]bool{
+		"timeSlice: {shares: 4}":                                             false,
+		"timeSlice: {shares: 4, placement: spread}":                          true,
+		"tiers: [timeSlice, mps], mps: {placement: pack}":                    false,
+		"mig: {share: [{profile: 3g.40gb, timeSlice: {}}]}":                  false,
+		"mig: {share: [{profile: 3g.40gb, timeSlice: {placement: spread}}]}": true,
+	} {
+		policy := filepath.Join(t.TempDir(), "default.yaml")
+		text := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: default}\nrules: [{" + rule + "}]\n"
+		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs strings.Builder
+		args := []string{"simulate", "-w", workload, "--policy", policy}
+		if code := cli.Run(t.Context(), New("cleave"), args, &out, &errs); code != cli.ExitOK {
+			t.Fatalf("%s: exit code %d: %s", rule, code, errs.String())
+		}
+		if got := strings.Contains(errs.String(), "placement: spread"); got != want {
+			t.Errorf("%s: got %q, want a note about spread shares: %t", rule, errs.String(), want)
+		}
+	}
+}
+
 func TestSimulate_Usage(t *testing.T) {
 	file := workloadFile(t, smallWorkload)
 	for _, tt := range []struct {

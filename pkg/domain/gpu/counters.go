@@ -82,6 +82,11 @@ func (s Shape) ConsumesOf(all []Counter) []Counter {
 // IsSliceCounter reports whether a counter is that of a placement unit.
 func IsSliceCounter(name string) bool { return strings.HasPrefix(name, slicePrefix) }
 
+// IsEngineCounter reports whether a counter is that of a kind of engine.
+func IsEngineCounter(name string) bool {
+	return slices.ContainsFunc(engines, func(e engine) bool { return e.counter == name })
+}
+
 const slicePrefix = "slice-"
 
 func sliceCounter(unit int) string     { return slicePrefix + strconv.Itoa(unit) }

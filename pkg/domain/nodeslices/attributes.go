@@ -45,6 +45,9 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 		enforcement = sharing.Enforcement
 		shares := int(sharing.Shares)
 		a.number("shares", &shares)
+		if sharing.Spread {
+			a.text("sharePlacement", string(v1alpha1.PlacementSpread))
+		}
 	}
 	a.text("memoryEnforcement", string(enforcement))
 	a.number("index", &g.Index)
@@ -82,7 +85,7 @@ var (
 		deviceattribute.StandardDeviceAttributeNUMANode, deviceattribute.StandardDeviceAttributePCIeRoot,
 	}
 	// ofShares are those that shared devices add for selectors.
-	ofShares = []resourceapi.QualifiedName{"memoryEnforcement", "shares"}
+	ofShares = []resourceapi.QualifiedName{"memoryEnforcement", "sharePlacement", "shares"}
 	// nvidias are the remaining ones of NVIDIA's driver, for compatible mode.
 	nvidias = []resourceapi.QualifiedName{"brand", "addressingMode", "cudaDriverVersion", deviceattribute.StandardDeviceAttributePCIBusID}
 )

@@ -60,6 +60,7 @@ func Attributes() []Entry {
 		{"resource.kubernetes.io/numaNode", "int", "all", "NUMA node near the GPU (sysfs numa_node)"},
 		{"resource.kubernetes.io/pciBusID", "string", byPolicy, "PCI address, such as 0000:1b:00.0"},
 		{"resource.kubernetes.io/pcieRoot", "string", "all", "PCIe root complex, such as pci0000:15"},
+		{"sharePlacement", "string", "all shared ones by policy", "spread: the device with the fewest claims is published first"},
 		{"shares", "int", sharedAny, "how many claims have the GPU or partition at once"},
 		{"type", "string", "all",
 			"gpu (whole, exclusive), mig (partition), timeslice or mps (shared), mig-timeslice or mig-mps (shared partition)"},

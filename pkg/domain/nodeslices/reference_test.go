@@ -32,6 +32,7 @@ func TestReference_Complete(t *testing.T) {
 			var rule v1alpha1.Rule
 			if all {
 				rule.Publish = &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}
+				rule.TimeSlice = &v1alpha1.TimeSlicePolicy{Placement: v1alpha1.PlacementSpread}
 			}
 			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Capabilities{})
 			for i := range node.GPUs {

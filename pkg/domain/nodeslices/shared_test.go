@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -304,6 +305,12 @@ func TestResources_SharesSpread(t *testing.T) {
 			}
 		}
 		return gpus
+	}
+	for _, d := range devicesOf(node, View{}) {
+		got, want := d.Attributes["sharePlacement"].StringValue, []string{"timeslice", "mig-mps"}
+		if (got != nil && *got == "spread") != slices.Contains(want, *d.Attributes["type"].StringValue) {
+			t.Errorf("%s: sharePlacement is %v, want it of %v", d.Name, got, want)
+		}
 	}
 	if got := of("0-timeslice"); len(got) != 8 || got[6]+"0" != name(3, "") || got[7]+"0" != name(4, "") {
 		t.Errorf("time slices: got %v, want those with claims last, the one with the most at the end", got)

@@ -84,6 +84,8 @@ type Device struct {
 	// Shared devices can be allocated several times, as far as their capacities suffice.
 	Shared     bool
 	Capacities []Capacity
+	// Spread shares are published with the least used device first, so that the order changes with each claim.
+	Spread bool
 }
 
 // Model is the published devices of a node, in the order in which the allocator tries them. Nodes with the same devices share one.

@@ -180,6 +180,12 @@ func (o *Offer) Sharing(s gpu.Shape) *Sharing {
 	}
 }
 
+// Spreads reports whether shares of the GPU, or of its partitions, go to where the fewest claims are.
+func (o *Offer) Spreads() bool {
+	return o.TimeSlice != nil && o.TimeSlice.Spread || o.MPS != nil && o.MPS.Spread ||
+		o.Partitions != nil && slices.ContainsFunc(o.Partitions.Shared, func(s PartitionSharing) bool { return s.Sharing.Spread })
+}
+
 // IsWithdrawn reports whether the policy no longer has the shape, while it or something like it is still allocated.
 func (o *Offer) IsWithdrawn(s gpu.Shape) bool {
 	switch {

@@ -164,8 +164,8 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 	return created, errors.Join(errs...)
 }
 
-// missing returns the partitions of a layout that do not exist and can be created now. It skips places blocked by allocations; an
-// unmanaged partition in the way is an error.
+// missing returns the partitions of a layout that do not exist and can be created now. It skips those in whose place, or with whose
+// engines, others are allocated; an unmanaged partition in the way is an error.
 func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
 	name := g.PCI.DeviceName()
 	layout, claimed := p.ledger.layout(name), p.ledger.partitionsOf(name)
@@ -178,15 +178,20 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	var missing []gpu.Shape
 	var errs []error
 	taken := takenPlaces{p.ledger}
-	there := shapesOf(g, left)
+	there := shapesOf(g, slices.Concat(left, taken.promised(name, slices.Concat(left, all))))
 	for _, s := range shapesOf(g, all) {
 		if taken.allocatedInTheWay(name, s.Place()) {
 			continue
 		}
 		for _, part := range left {
-			if s.Placement.Overlaps(part.Placement) && !layout.Has(part.Place()) && !containsPlace(claimed, part) {
-				errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s is in its place", s.Name(), p.describe(name, &part)))
+			if layout.Has(part.Place()) || containsPlace(claimed, part) || s.FitsAlongside(shapesOf(g, []gpu.Partition{part})) {
+				continue
 			}
+			why := "is in its place"
+			if !s.Placement.Overlaps(part.Placement) {
+				why = "has engines that it needs"
+			}
+			errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s %s", s.Name(), p.describe(name, &part), why))
 		}
 		if s.FitsAlongside(append(slices.Clone(there), missing...)) {
 			missing = append(missing, s)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -150,6 +151,25 @@ func TestLayout_WaitsForAllocations(t *testing.T) {
 	b.prepare("c", b.name(0)) // and the GPU can be had whole
 }
 
+// A claim was allocated all media engines before the layout, whose partitions have some of them, came: they are left for it.
+func TestLayout_EnginesAllocated(t *testing.T) {
+	b := newSimBed(t, "rtx-pro-6000")
+	claim := deviceClaim("a", b.name(0, 65, 9))
+	api := &fakeAPI{claims: []*resourceapi.ResourceClaim{claim}}
+	follower := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
+	must(t, follower.List(t.Context()))
+	layout := cutInto(place(14, 0, 3), place(67, 3, 3))
+	layout.Kept = []gpu.Place{place(65, 9, 3)}
+	b.lay(layout)
+	b.want(list("0 67@3"), nil, nil)
+	mustPrepare(t, b.Preparer, claim)
+	b.unprepare("a")
+	api.claims = nil
+	must(t, follower.List(t.Context()))
+	b.kept()
+	b.want(list("0 14@0", "0 67@3"), nil, nil)
+}
+
 func TestLayout_UnmanagedPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
 	b.lay(balanced)
@@ -167,6 +187,18 @@ func TestLayout_UnmanagedPartition(t *testing.T) {
 	if got := b.Partitions.Occupied(); !slices.Equal(got, list(b.name(0, 9, 4))) {
 		t.Errorf("got occupied devices %v, want the one that cannot be made", got)
 	}
+}
+
+// An unmanaged partition can have the engines of a layout, wherever it is.
+func TestLayout_UnmanagedEngines(t *testing.T) {
+	b := newSimBed(t, "rtx-pro-6000", func(node *sim.Node) { occupy(t, node, 0, 65, 9, 3) })
+	b.offer(0, cutInto(place(14, 0, 3), place(67, 3, 3)))
+	want := b.name(0, 14, 0) + " of the layout cannot be created: a partition that Cleave did not create (GPU instance"
+	got := b.keep()
+	if !strings.Contains(got, want) || !strings.HasSuffix(got, "has engines that it needs") || strings.Contains(got, b.name(0, 67, 3)) {
+		t.Errorf("got %q, want that one profile lacks engines", got)
+	}
+	b.want(list("0 65@9", "0 67@3"), nil, nil)
 }
 
 // Mode existing takes a layout over as it is: nothing of it is touched any more.

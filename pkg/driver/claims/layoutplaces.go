@@ -29,6 +29,23 @@ func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
 	})
 }
 
+// promised are the partitions of a GPU that claims without a record were allocated, but for those that exist or are about to: what
+// is created ahead of claims must leave them their engines.
+func (t takenPlaces) promised(gpuDevice string, known []gpu.Partition) (all []gpu.Partition) {
+	for _, r := range t.allocated.unrecordedOn(gpuDevice).all {
+		for _, e := range extentsOf(r, gpuDevice) {
+			if e.place == nil {
+				continue
+			}
+			part := gpu.Partition{ProfileID: e.place.ProfileID, Placement: e.place.Placement}
+			if !containsPlace(known, part) && !containsPlace(all, part) {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
+}
+
 // recordedAt reports whether a claim with a record has a device that overlaps with a place.
 func (t takenPlaces) recordedAt(gpuDevice string, at gpu.Place) bool {
 	return len(t.index.on(gpuDevice, "").taking(extentAt(gpuDevice, at))) > 0

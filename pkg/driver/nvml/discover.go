@@ -224,9 +224,10 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		}
 		slices.SortFunc(p.Placements, func(a, b gpu.Placement) int { return a.Start - b.Start })
 		p.Name = profileName(p, totalMemory)
-		if !strings.Contains(p.Name, "+me") {
-			// Drivers report too few for the A30 (NVIDIA/mig-parted works around it). A profile that is not for media has no
-			// engines that could run out, so its disjoint placements are the limit.
+		if !strings.Contains(p.Name, "+") {
+			// Drivers report too few for the A30 (NVIDIA/mig-parted works around it). Plain profiles, and those without media
+			// engines, have nothing that could run out, so their disjoint placements are the limit. Media engines can, and so can
+			// compute engines that do graphics, which NVML does not count.
 			p.MaxInstances = max(p.MaxInstances, disjoint(p.Placements))
 		}
 		for _, place := range p.Placements {

@@ -201,6 +201,27 @@ func TestDiscover_PlacementUnits(t *testing.T) {
 	}
 }
 
+// Compute engines that do graphics are counted by nothing but the driver's number of instances; placements allow more here.
+func TestDiscover_GraphicsInstances(t *testing.T) {
+	d := h100(0)
+	const enum, id = 10, 47 // NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX
+	d.profiles[enum] = gpu.Profile{ID: id, ComputeSlices: 1, MaxInstances: 1, Memory: 10 << 30}
+	d.placements[id] = d.placements[19]
+	g := &mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0]
+	var graphics []gpu.Shape
+	for _, s := range g.PartitionShapes() {
+		if s.Profile.Name == "1g.10gb+gfx" {
+			graphics = append(graphics, s)
+		}
+	}
+	if len(graphics) != 7 {
+		t.Fatalf("got %d placements with graphics, want 7", len(graphics))
+	}
+	if gpu.Coexist(graphics[:2], g.Counters()) {
+		t.Errorf("counters %v admit two partitions with graphics, and the driver one", g.Counters())
+	}
+}
+
 func TestDiscover_DriverFails(t *testing.T) {
 	for _, call := range []string{"SystemDriverVersion", "SystemCUDADriverVersion", "DeviceCount"} {
 		lib := &fakeLibrary{devices: []*fakeDevice{h100(0)}, errs: map[string]error{call: gpu.ErrDriverNotLoaded}}

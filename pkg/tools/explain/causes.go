@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // causes are distinct causes in order; equal ones are added up.
@@ -24,8 +26,18 @@ func (c *Cause) key() string {
 		for _, m := range c.Missing {
 			parts = append(parts, m.Name)
 		}
+	} else if c.lacksEngines() {
+		parts = append(parts, "engines")
 	}
 	return strings.Join(parts, "\x00")
+}
+
+// lacksEngines reports whether nothing but engines is missing: the places of the devices are free.
+func (c *Cause) lacksEngines() bool {
+	return !slices.ContainsFunc(c.Missing, func(m Shortage) bool {
+		_, counter, _ := strings.Cut(m.Name, "/")
+		return !gpu.IsEngineCounter(counter)
+	})
 }
 
 // add adds a cause to an equal one.

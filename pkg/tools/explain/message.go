@@ -144,15 +144,7 @@ func (c *Cause) describeDevices(nodes int) {
 	case InUse:
 		c.Message = fmt.Sprintf("%s allocated to %s", are, claimsText(c.Claims))
 	case Counter:
-		overlap := fmt.Sprintf("%d devices overlap", c.Devices)
-		if c.Devices == 1 {
-			overlap = "1 device overlaps"
-		}
-		c.Message = fmt.Sprintf("%s with allocations of %s", overlap, claimsText(c.Claims))
-		if c.admin {
-			c.Remedy = "admin access takes nothing, but kube-scheduler counts it (kubernetes/kubernetes#140729): use cleave-scheduler, " +
-				"or a policy that offers whole GPUs alone: docs/recipes.md"
-		}
+		c.describeCounter()
 	case Share:
 		c.Message = fmt.Sprintf("%s shared, and too little is left: %s; allocated to %s", are, shortages(c.Missing), claimsText(c.Claims))
 	case Count:
@@ -170,6 +162,22 @@ func (c *Cause) describeDevices(nodes int) {
 		if c.name != "" {
 			c.Message, c.Remedy = c.name, ""
 		}
+	}
+}
+
+// describeCounter says which claims exclude devices: by their place, or by their engines.
+func (c *Cause) describeCounter() {
+	overlap, need := fmt.Sprintf("%d devices overlap", c.Devices), fmt.Sprintf("%d devices need", c.Devices)
+	if c.Devices == 1 {
+		overlap, need = "1 device overlaps", "1 device needs"
+	}
+	c.Message = fmt.Sprintf("%s with allocations of %s", overlap, claimsText(c.Claims))
+	if c.lacksEngines() {
+		c.Message = fmt.Sprintf("%s engines that are allocated to %s", need, claimsText(c.Claims))
+	}
+	if c.admin {
+		c.Remedy = "admin access takes nothing, but kube-scheduler counts it (kubernetes/kubernetes#140729): use cleave-scheduler, " +
+			"or a policy that offers whole GPUs alone: docs/recipes.md"
 	}
 }
 

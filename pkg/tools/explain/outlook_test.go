@@ -4,6 +4,7 @@ package explain
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
 // What a node could serve later is not what no node ever could.
@@ -127,5 +130,23 @@ func TestUse_Since(t *testing.T) {
 	want := "3 devices are allocated to team/c-1 (c-1-pod, since 2026-11-22 07:05 UTC), team/c-2 (c-2-pod, since 2026-11-22 09:05 UTC), team/c-3 (c-3-pod)"
 	if got := e.Groups[0].Causes[0].Message; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// Partitions in different places exclude each other where one has the engines that the other needs.
+func TestExplain_Engines(t *testing.T) {
+	b := newBed(t)
+	b.node("node-1", "rtx-pro-6000", &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{
+		Profiles: []string{"1g.24gb", "1g.24gb+me.all"},
+	}}}})
+	b.allocate("node-1", "media", asks("mig-1g.24gb.me.all.cleave.dev", 8))
+	got := text(t, b.explain(AboutClaim(claim("plain", asks("mig-1g.24gb.cleave.dev", 1)))))
+	for _, want := range []string{
+		"  - 8 devices overlap with allocations of team/media (media-pod)\n",
+		"  - 24 devices need engines that are allocated to team/media (media-pod)\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q in\n%s", want, got)
+		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
@@ -52,6 +53,7 @@ func (b *builder) add(p *resourcepool.Pool) {
 func (b *builder) device(pool int, object *resourceapi.Device, counters map[string]map[string]int) {
 	d := packing.Device{Name: object.Name, Pool: pool, Shape: shapeOf(b.node.Driver, object)}
 	d.Shared = resourcepool.IsShared(object)
+	d.Spread = d.Shared && resourcepool.Text(b.node.Driver, object, sharePlacement) == string(v1alpha1.PlacementSpread)
 	for _, c := range object.ConsumesCounters {
 		for _, name := range slices.Sorted(maps.Keys(c.Counters)) {
 			if at, ok := counters[c.CounterSet][name]; ok {
@@ -116,6 +118,9 @@ const (
 	numaNode = deviceattribute.StandardDeviceAttributeNUMANode
 	pciBusID = string(deviceattribute.StandardDeviceAttributePCIBusID)
 )
+
+// sharePlacement is the attribute of shared devices that says how claims are distributed among them.
+const sharePlacement = "sharePlacement"
 
 // join adds a GPU to a block.
 func (b *builder) join(at int, block string) {

@@ -34,7 +34,7 @@ func NewCache() *Cache { return &Cache{selectors: resourcepool.NewSelectors()} }
 
 // Attributes are those that a Node or one of some claims looks at.
 func (c *Cache) Attributes(class Classes, claims ...*resourceapi.ResourceClaim) *resourcepool.Attributes {
-	a := resourcepool.NewAttributes("profile", "type", "parentUUID", "nvlinkGroup",
+	a := resourcepool.NewAttributes("profile", "type", "parentUUID", "nvlinkGroup", sharePlacement,
 		resourcepool.Identifier(numaNode), resourcepool.Identifier(pciBusID))
 	add := func(className string, selectors []resourceapi.DeviceSelector) {
 		a.AddSelectors(c.selectors, selectors)

@@ -64,6 +64,33 @@ func checkGolden(t *testing.T, name string, a *Advice) {
 	}
 }
 
+// Shares of two GPUs would fit on one: a restart brings them together, unless the policy spreads them.
+func TestAdvise_SpreadShares(t *testing.T) {
+	for placement, want := range map[v1alpha1.SharePlacement]int{v1alpha1.PlacementPack: 1, v1alpha1.PlacementSpread: 0} {
+		b := newBed(t, "hgx-h100")
+		b.rules = []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive, v1alpha1.TierTimeSlice},
+			TimeSlice: &v1alpha1.TimeSlicePolicy{Placement: placement}}}
+		b.addNode("hgx-h100", "gpu-1")
+		b.pod("a", "gpu-1", "timeslice.cleave.dev", 1)
+		b.pod("b", "gpu-1", "timeslice.cleave.dev", 1, func(_ *corev1.Pod, claim *resourceapi.ResourceClaim) {
+			last := b.slices[2].Spec.Devices
+			claim.Status.Allocation.Devices.Results[0].Device = last[len(last)-1].Name
+		})
+		a := b.advise()
+		if len(a.Steps) != want || a.WholeNow != 6 {
+			t.Errorf("%s: got %d steps with %d whole GPUs, want %d with 6", placement, len(a.Steps), a.WholeNow, want)
+		}
+		for _, k := range a.Kept {
+			if k.Reason != Spread || !strings.Contains(k.Message, "policy of its node spreads shares") {
+				t.Errorf("%s: %s is kept by %s: %s", placement, k.Pod, k.Reason, k.Message)
+			}
+		}
+		if got := len(a.Kept); got != 2*(1-want) {
+			t.Errorf("%s: %d pods are kept, want %d", placement, got, 2*(1-want))
+		}
+	}
+}
+
 func TestAdvise_Kept(t *testing.T) {
 	type change = func(*corev1.Pod, *resourceapi.ResourceClaim)
 	owner := func(kind string) change {

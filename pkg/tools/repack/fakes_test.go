@@ -24,6 +24,7 @@ import (
 type bed struct {
 	testing.TB
 	o      Objects
+	rules  []v1alpha1.Rule // of the policy of nodes that are added
 	slices []*resourceapi.ResourceSlice
 	pods   []*corev1.Pod
 	nodes  map[string]*allocator.Node
@@ -45,14 +46,14 @@ func newBed(t testing.TB, model string, names ...string) *bed {
 	return b
 }
 
-// addNode adds a node that offers all tiers.
+// addNode adds a node that offers all tiers, unless rules say otherwise.
 func (b *bed) addNode(model, name string) {
 	b.Helper()
 	inventory, err := models.Load(model)
 	if err != nil {
 		b.Fatal(err)
 	}
-	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), v1alpha1.Group, name)
+	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{Rules: b.rules}, inventory, policy.Capabilities{}), v1alpha1.Group, name)
 	var published []*resourceapi.ResourceSlice
 	for i := range list.Items {
 		published = append(published, &list.Items[i])

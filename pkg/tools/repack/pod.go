@@ -79,7 +79,7 @@ var doNotDisrupt = []struct{ key, value string }{
 
 // judge finds out whether a pod may be advised, and what its replacement asks for.
 func (c *Cluster) judge(p *pod) pools.Demand {
-	for _, check := range []func(*pod){c.checkController, c.checkMarks, c.checkClaims} {
+	for _, check := range []func(*pod){c.checkController, c.checkMarks, c.checkClaims, c.checkShares} {
 		if check(p); p.kept != "" {
 			return pools.Demand{}
 		}
@@ -211,6 +211,13 @@ func (c *Cluster) checkClaims(p *pod) {
 			continue
 		}
 		return
+	}
+}
+
+// checkShares looks for shares that are to be apart: the GPU that is left would be the first that gets a claim again.
+func (c *Cluster) checkShares(p *pod) {
+	if slices.ContainsFunc(p.uses, func(u packing.Use) bool { return p.on.state.Model().Devices[u.Device].Spread }) {
+		p.refuse(Spread, "the policy of its node spreads shares (placement: spread)")
 	}
 }
 
