@@ -44,7 +44,8 @@ type clientBed struct {
 	kill, stop func()
 
 	// patches are those of plugins, fails is returned by each if it is set, and before is called before each. All are used while
-	// the bubble's other goroutines are blocked, or by the one that patches.
+	// the bubble's other goroutines are blocked, or by the one that patches; mu orders these.
+	mu      sync.Mutex
 	patches int
 	fails   error
 	before  func()
@@ -61,6 +62,8 @@ func newClientBed(t *testing.T, labels map[string]string) *clientBed {
 		if action.(clienttesting.PatchAction).GetPatchType() != types.JSONPatchType {
 			return false, nil, nil
 		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
 		b.patches++
 		if b.before != nil {
 			b.before()
@@ -75,7 +78,11 @@ func newClientBed(t *testing.T, labels map[string]string) *clientBed {
 func (b *clientBed) start() {
 	b.t.Helper()
 	w := NewWatcher(b.client, "gpu.cleave.dev", "node-1", "ns/plugin", func() {})
-	b.Clients = NewClients(w, []string{dcgmLabel, exporterLabel}, func(err error) { b.failed = append(b.failed, err.Error()) })
+	b.Clients = NewClients(w, []string{dcgmLabel, exporterLabel}, func(err error) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.failed = append(b.failed, err.Error())
+	})
 	c := b.Clients
 	ctx, cancel := context.WithCancel(b.t.Context())
 	watching, unwatch := context.WithCancel(b.t.Context())
@@ -87,6 +94,20 @@ func (b *clientBed) start() {
 	b.kill = sync.OnceFunc(func() { cancel(); unwatch(); runs.Wait(); watchers.Wait() })
 	b.t.Cleanup(b.kill)
 	synctest.Wait()
+}
+
+// wait waits in the bubble's time, and until nothing goes on.
+func (b *clientBed) wait(d time.Duration) {
+	b.sync()
+	<-time.After(d)
+	synctest.Wait()
+	b.sync()
+}
+
+// sync orders what was done before it, and what a plugin does after it.
+func (b *clientBed) sync() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 }
 
 // pause wants labels paused.
@@ -140,13 +161,13 @@ func TestClients_Pause(t *testing.T) {
 		b := newClientBed(t, map[string]string{dcgmLabel: "true", exporterLabel: "true", pluginLabel: "true", "zone": "a"})
 		b.pause(dcgmLabel, exporterLabel, pluginLabel, "zone")
 		b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=paused-by-cleave device-plugin=true zone=a", 2)
-		<-time.After(time.Hour)
+		b.wait(time.Hour)
 		b.check("an hour later", "dcgm=paused-by-cleave dcgm-exporter=paused-by-cleave device-plugin=true zone=a", 2)
 		b.pause(dcgmLabel)
 		b.check("one is enough", "dcgm=paused-by-cleave dcgm-exporter=true device-plugin=true zone=a", 3)
 		b.pause()
 		b.check("none", "dcgm=true dcgm-exporter=true device-plugin=true zone=a", 4)
-		<-time.After(time.Hour)
+		b.wait(time.Hour)
 		b.check("an hour later", "dcgm=true dcgm-exporter=true device-plugin=true zone=a", 4)
 		b.pause(dcgmLabel)
 		b.check("again", "dcgm=paused-by-cleave dcgm-exporter=true device-plugin=true zone=a", 5)
@@ -174,7 +195,7 @@ func TestClients_OtherClients(t *testing.T) {
 				b.pause(dcgmLabel)
 				b.set(value)
 				b.check("changed", "dcgm="+value+" dcgm-exporter=true", 1)
-				<-time.After(time.Hour)
+				b.wait(time.Hour)
 				b.pause()
 				b.check("not wanted any more", "dcgm="+value+" dcgm-exporter=true", 1)
 				if strings.HasPrefix(value, v1alpha1.ClientsPaused) { // k8s-driver-manager restores what it has found when it began
@@ -196,7 +217,7 @@ func TestClients_OtherClients(t *testing.T) {
 			b.before = other("false")
 			b.pause()
 			b.check("set back", "dcgm=false dcgm-exporter=true", 3)
-			<-time.After(time.Hour)
+			b.wait(time.Hour)
 			b.check("an hour later", "dcgm=false dcgm-exporter=true", 3)
 			if len(b.failed) > 0 {
 				t.Errorf("failed: %q, though the other client was only faster", b.failed)
@@ -222,7 +243,7 @@ func TestClients_Killed(t *testing.T) {
 					b.kill()
 					b.fails, b.before = nil, nil
 					b.start()
-					<-time.After(time.Hour)
+					b.wait(time.Hour)
 					synctest.Wait()
 					before := b.patches
 					left := []string{bothDeployed, "dcgm=paused-by-cleave dcgm-exporter=true", bothPaused, "dcgm=true dcgm-exporter=paused-by-cleave"}
@@ -344,14 +365,14 @@ func TestClients_Refused(t *testing.T) {
 		b := newClientBed(t, deployed())
 		b.fails = apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", fmt.Errorf("no right"))
 		b.pause(dcgmLabel)
-		<-time.After(clientsRetry * 5 / 2)
+		b.wait(clientsRetry * 5 / 2)
 		b.check("refused", bothDeployed, 3)
 		const want = `set the label nvidia.com/gpu.deploy.dcgm of Node node-1 from "true" to "paused-by-cleave"`
 		if len(b.failed) != 1 || !strings.Contains(b.failed[0], want) {
 			t.Errorf("failed: %q, want one", b.failed)
 		}
 		b.fails = nil
-		<-time.After(clientsRetry)
+		b.wait(clientsRetry)
 		b.check("later", "dcgm=paused-by-cleave dcgm-exporter=true", 4)
 	})
 }
