@@ -194,8 +194,7 @@ func (b *bed) startPlugin(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	const definition = "crd/clusterpolicies.nvidia.com"
-	if _, err := b.client.Kubectl(ctx, "", "wait", "--for=condition=Established", definition, "--timeout=1m"); err != nil {
+	if err := b.client.WaitEstablished(ctx, "clusterpolicies.nvidia.com"); err != nil {
 		return err
 	}
 	return fill("cluster-policy.yaml", "")

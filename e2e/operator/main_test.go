@@ -119,14 +119,14 @@ func (b *bed) startOperator(ctx context.Context) error {
 		return fmt.Errorf("find the operator's module: %w", err)
 	}
 	kind := filepath.Join(string(bytes.TrimSpace(module)), "config", "crd", "bases", "nvidia.com_clusterpolicies.yaml")
-	for _, args := range [][]string{
-		{"apply", "--server-side", "-f", kind},
-		{"wait", "--for=condition=Established", "crd/clusterpolicies.nvidia.com", "--timeout=60s"},
-		{"apply", "-f", filepath.Join("testdata", "clusterpolicy.yaml")},
-	} {
-		if _, err := b.client.Kubectl(ctx, "", args...); err != nil {
-			return err
-		}
+	if _, err := b.client.Kubectl(ctx, "", "apply", "--server-side", "-f", kind); err != nil {
+		return err
+	}
+	if err := b.client.WaitEstablished(ctx, "clusterpolicies.nvidia.com"); err != nil {
+		return err
+	}
+	if _, err := b.client.Kubectl(ctx, "", "apply", "-f", filepath.Join("testdata", "clusterpolicy.yaml")); err != nil {
+		return err
 	}
 	dir, err := b.client.Cluster.GuestDir("operator")
 	if err != nil {

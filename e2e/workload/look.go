@@ -327,6 +327,16 @@ func (c Client) LookInside(ctx context.Context, namespace, pod, container string
 	return seen(out), nil
 }
 
+// WaitEstablished waits until a kind of objects is served. (kubectl wait fails while its CustomResourceDefinition has no conditions.)
+func (c Client) WaitEstablished(ctx context.Context, definition string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return Until(ctx, definition+" to be established", func(ctx context.Context) (bool, string, error) {
+		out, err := c.Kubectl(ctx, "", "get", "crd", definition, "-o", `jsonpath={.status.conditions[?(@.type=="Established")].status}`)
+		return out == "True", out, err
+	})
+}
+
 // Kubectl runs kubectl with something on its standard input and returns all that it prints, warnings too.
 func (c Client) Kubectl(ctx context.Context, input string, args ...string) (string, error) {
 	command := exec.CommandContext(ctx, c.Cluster.Kubectl(), append([]string{"--kubeconfig", c.Cluster.Kubeconfig()}, args...)...)

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -56,9 +57,18 @@ func (b both) Replace(objects []any, version string) error {
 	return errors.Join(b[1].Replace(objects, version), b[0].Replace(objects, version))
 }
 
+// shortWatch is less than the time that a reflector has an API server watch: five to ten minutes (minWatchTimeout of
+// k8s.io/client-go/tools/cache).
+const shortWatch = 5 * time.Minute
+
+// errWatchEnded is reported of a watch that was broken off. Where the connection is closed, as by a load balancer in front of an API
+// server that is away, watching again is no error (Request.Watch of k8s.io/client-go/rest).
+var errWatchEnded = errors.New("the watch was broken off")
+
 // follow keeps a store up to date with the objects that a field selector picks, until ctx ends. Errors are reported and retried.
 func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, client kubernetes.Interface, api lister[L], like runtime.Object,
 	selector string, failed func(error)) {
+	var began time.Time
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector
@@ -70,11 +80,16 @@ func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, clien
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.FieldSelector = selector
+			if time.Since(began) < shortWatch {
+				failed(errWatchEnded)
+			}
 			stream, err := api.Watch(ctx, options)
 			if err != nil {
 				failed(err)
+				return nil, err
 			}
-			return stream, err
+			began = time.Now()
+			return stream, nil
 		},
 	}
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), like, w, cache.ReflectorOptions{}).RunWithContext(ctx)
