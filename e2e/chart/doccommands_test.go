@@ -274,6 +274,7 @@ func programTakes(program string, args []string) error {
 
 // cannotRun are the commands that a cluster of tests cannot run, with the reason. Every entry is used.
 var cannotRun = map[string]string{
+	"kubectl label nodes -l LABEL=paused-by-cleave LABEL=true --overwrite":                            "no client is paused",
 	"kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml":                         "the GPU operator is not here",
 	"kubectl get -n gpu-operator configmap/device-plugin-config clusterpolicy/cluster-policy -o yaml": "the GPU operator is not here",
 	"cleave validate -f deployment.yaml --node-model hgx-h100":                                        "a file of the reader's",
