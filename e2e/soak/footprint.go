@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,8 +37,16 @@ func (b *bed) footprint(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// supervisorEvents is where the supervisor keeps what the plugin has not read yet; the file stays.
-const supervisorEvents = "events.json"
+const (
+	// mostUnfinished bounds the temporary files of plugins that were killed while they wrote. One that starts ten minutes later deletes
+	// them (Sweep of pkg/domain/store).
+	mostUnfinished = 20
+	// supervisorEvents is where the supervisor keeps what the plugin has not read yet; the file stays.
+	supervisorEvents = "events.json"
+)
+
+// unfinished are the names of temporary files of records.
+var unfinished = regexp.MustCompile(`^\..+\.json\.[0-9]+$`)
 
 // files are all files and directories of Cleave's.
 func (b *bed) files(ctx context.Context) ([]string, error) {
@@ -50,6 +59,7 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 		uids[string(p.UID)] = true
 	}
 	var all []string
+	left := 0
 	for _, dir := range []string{b.cluster.PluginsDir(), b.cluster.RegistryDir(), b.registry, b.cluster.CDIDir(), b.MPSDir} {
 		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if os.IsNotExist(err) {
@@ -60,6 +70,10 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 			}
 			if filepath.Base(filepath.Dir(path)) == "corrupt" {
 				return nil // a record that was set aside for people to look at
+			}
+			if unfinished.MatchString(e.Name()) {
+				left++
+				return nil
 			}
 			for uid := range uids {
 				path = strings.ReplaceAll(path, uid, "POD")
@@ -72,6 +86,9 @@ func (b *bed) files(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list the files in %s: %w", dir, err)
 		}
+	}
+	if left > mostUnfinished {
+		all = append(all, fmt.Sprintf("%d temporary files of records", left))
 	}
 	return all, nil
 }
