@@ -249,6 +249,7 @@ func TestQueues_Devices(t *testing.T) {
 	b.eventually("backfill to return", map[string]int{"backfill": 8})
 
 	b.submit("batch", "small", "mig-1g.10gb.cleave.dev", 14)
+	b.eventually("small partitions to fill two GPUs", map[string]int{"backfill": 8, "small": 14}) // in turn with large ones, not all would fit
 	b.submit("batch", "large", "mig-3g.40gb.cleave.dev", 4)
 	b.submit("batch", "slices", "timeslice.cleave.dev", 8)
 	b.submit("batch", "shares", "mps.cleave.dev", 20)
