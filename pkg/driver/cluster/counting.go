@@ -35,7 +35,7 @@ const (
 	// unansweredAtMost bounds the wait for the dry run once the API server has reported its release: nothing is prepared or
 	// published meanwhile.
 	unansweredAtMost = 30 * time.Second
-	// askAgain is the time to the next query after one without an answer.
+	// askAgain is the time to the next query after one without an answer, at least; at most it is twice that.
 	askAgain = 10 * time.Second
 )
 
@@ -143,7 +143,7 @@ func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func
 		next = every
 		switch news, err := c.ask(ctx); {
 		case err != nil:
-			next = min(every, askAgain)
+			next = min(every, wait.Jitter(askAgain, 1)) // a thousand nodes lost the same API server
 			klog.FromContext(ctx).V(2).Info("Could not query the API server's counting; the last answer holds", "reason", err.Error())
 		case news:
 			changed()

@@ -132,7 +132,7 @@ func TestCounting_Follow(t *testing.T) {
 			{"away", func() { answers(away) }, time.Hour, 0, [2]bool{true}},
 			{"gate on", func() { answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
 			{"away, and asked", func() { answers(away); c.Doubt() }, time.Minute, 0, [2]bool{true, true}},
-			{"back, with the gate off", func() { answers(dropCounters) }, 15 * time.Second, 1, [2]bool{true}},
+			{"back, with the gate off", func() { answers(dropCounters) }, 25 * time.Second, 1, [2]bool{true}},
 			{"gate on again", func() { answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
 			{"gate off, slice came back without", func() { answers(dropCounters); c.Doubt(); c.Doubt() }, 0, 1, [2]bool{true}},
 		} {
