@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -14,6 +15,8 @@ type stage struct {
 	name string
 	// command is run in place of go test. A failure is final: there is no test to repeat.
 	command []string
+	// after names a stage of another lane that has to end first.
+	after string
 	// packages are patterns of go test; in the module at dir, which is the repository's if empty.
 	dir      string
 	packages []string
@@ -83,11 +86,17 @@ const sequential = "^Test(Crash_.*|Desired_(Invariants|UnpreparedStay)|SharedLib
 var units = []string{"./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./e2e/cluster/...", "./e2e/cmd/...", "./e2e/conformance/...",
 	"./e2e/history/...", "./e2e/release/...", "./e2e/resourcegen/...", "./e2e/soak/...", "./e2e/workload/..."}
 
-// clusters are the packages of end-to-end tests.
-var clusters = []string{
-	"./e2e/chart", "./e2e", "./e2e/nodes", "./e2e/scheduling", "./e2e/soak", "./e2e/dashboard", "./e2e/cluster", "./e2e/gpulane",
-	"./e2e/aligned", "./e2e/launchers", "./e2e/operator", "./e2e/migration",
+// clusters are the packages of end-to-end tests, the long ones first.
+var clusters = append([]string{"./e2e", "./e2e/nodes", "./e2e/soak", "./e2e/cluster", "./e2e/gpulane"}, withTools...)
+
+// withTools are those that run programs of others besides a cluster. From empty caches these take 14 minutes to build, beside the
+// packages that do without.
+var withTools = []string{
+	"./e2e/chart", "./e2e/scheduling", "./e2e/dashboard", "./e2e/aligned", "./e2e/launchers", "./e2e/operator", "./e2e/migration",
 }
+
+// tools builds those programs.
+var tools = makes("build tools", "tools")
 
 func command(name string, args ...string) stage { return stage{name: name, command: args} }
 
@@ -96,11 +105,19 @@ func makes(name string, targets ...string) stage {
 }
 
 // builds compile what the tests run; each fills all processors by itself.
-func builds(targets ...string) []phase {
-	return []phase{{needed: true, lanes: []lane{{workers: 1, stages: []stage{
-		makes("build Cleave and the simulator", append([]string{"build", "image-root", "helm"}, targets...)...),
+func builds(stages ...stage) []phase {
+	return []phase{{needed: true, lanes: []lane{{workers: 1, stages: append([]stage{
+		makes("build Cleave and the simulator", "build", "image-root", "helm"),
 		command("build Kubernetes", "go", "run", "-trimpath", "./e2e/cmd/cluster", "build"),
-	}}}}}
+	}, stages...)}}}}
+}
+
+// buildsOfRest are those of what make test leaves out.
+func buildsOfRest() []phase {
+	return builds(
+		makes("build images", "images", "previous"),
+		command("build Kubernetes' DRA driver", "go", "run", "-trimpath", "./e2e/cmd/cluster", "build", "-test-driver"),
+	)
 }
 
 // unit are the unit tests. In make test the race detector is off. It is on in make test-all, over the packages with goroutines: there
@@ -151,13 +168,17 @@ func rest(withoutCore bool) phase {
 	var onClusters []stage
 	for _, pkg := range clusters {
 		s := onCluster(pkg, withoutCore)
+		if slices.Contains(withTools, pkg) {
+			s.after = tools.name
+		}
 		s.env = []string{"CLEAVE_IMAGES={bin}/images", "CLEAVE_PREVIOUS={bin}/previous"}
 		onClusters = append(onClusters, s)
 	}
 	return phase{lanes: []lane{
 		{workers: 2, stages: onClusters},
-		// The longest come first.
+		// What others wait for, then the longest.
 		{workers: 2, nice: true, stages: []stage{
+			tools,
 			{name: "race detector", packages: concurrent, race: true, short: true, skip: sequential, timeout: 30 * time.Minute},
 			makes("lint", "lint"),
 			{name: "packing", packages: []string{"./e2e/packing/..."}, fresh: true, timeout: 60 * time.Minute},
@@ -183,11 +204,11 @@ func plan(name string) ([]phase, error) {
 	case "core":
 		return append(builds(), coreTests()), nil
 	case "rest":
-		return append(builds("images", "previous", "tools"), rest(true)), nil
+		return append(buildsOfRest(), rest(true)), nil
 	case "all":
 		all := rest(false)
 		all.lanes[1].stages = append([]stage{unit(), chartUnits()}, all.lanes[1].stages...)
-		return append(builds("images", "previous", "tools"), all), nil
+		return append(buildsOfRest(), all), nil
 	}
 	return nil, usageError{fmt.Errorf("there is no plan %q; there are core, rest and all", name)}
 }
@@ -207,13 +228,16 @@ func chosen(phases []phase, tests string) ([]phase, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("TESTS is no regular expression: %w", err)}
 	}
-	last := &phases[len(phases)-1]
+	last, first := &phases[len(phases)-1], &phases[0].lanes[0]
 	var lanes []lane
 	for _, l := range last.lanes {
 		var stages []stage
 		for _, s := range l.stages {
+			if s.name == tools.name {
+				first.stages = append(first.stages, s)
+			}
 			if len(s.command) == 0 {
-				s.only, s.fresh = re, true
+				s.only, s.fresh, s.after = re, true, ""
 				stages = append(stages, s)
 			}
 		}

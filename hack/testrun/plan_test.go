@@ -28,6 +28,33 @@ func TestPlan_CoreExists(t *testing.T) {
 	}
 }
 
+// TestPlan_After fails where a stage would wait for ever: its lane's workers could all wait for what is behind them.
+func TestPlan_After(t *testing.T) {
+	for _, name := range []string{"core", "rest", "all"} {
+		phases, err := plan(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range phases {
+			free := map[string]int{} // the lanes of stages that wait for none
+			for i, l := range p.lanes {
+				for _, s := range l.stages {
+					if s.after == "" {
+						free[s.name] = i
+					}
+				}
+			}
+			for i, l := range p.lanes {
+				for _, s := range l.stages {
+					if at, ok := free[s.after]; s.after != "" && (!ok || at == i) {
+						t.Errorf("%s: %s waits for %s, which no other lane runs", name, s.name, s.after)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestPlan_RestIsTheRest checks that core and rest together run each end-to-end test once, and leave none out that all runs.
 func TestPlan_RestIsTheRest(t *testing.T) {
 	root, err := filepath.Abs("../..")
@@ -77,11 +104,17 @@ func TestChosen(t *testing.T) {
 		if phases, err = chosen(phases, tests); err != nil {
 			t.Fatal(err)
 		}
+		if !slices.ContainsFunc(phases[0].lanes[0].stages, func(s stage) bool { return s.name == tools.name }) {
+			t.Errorf("%s: what tests need would not be built", tests)
+		}
 		matches := 0
 		for _, l := range phases[len(phases)-1].lanes {
 			for _, s := range l.stages {
 				if len(s.command) > 0 {
 					t.Errorf("%s: %s would run", tests, s.name)
+				}
+				if s.after != "" {
+					t.Errorf("%s: %s would wait for %s", tests, s.name, s.after)
 				}
 				if s.only.MatchString(want) {
 					matches++

@@ -124,6 +124,17 @@ func TestRunner_NeededFails(t *testing.T) {
 	}
 }
 
+func TestRunner_After(t *testing.T) {
+	root := t.TempDir()
+	r := &runner{root: root, logs: filepath.Join(root, "logs"), out: &strings.Builder{}, began: time.Now()}
+	build, needs := command("build", "sh", "-c", "sleep 0.3; touch built"), command("needs", "test", "-e", "built")
+	needs.after = build.name
+	lanes := []lane{{workers: 1, stages: []stage{needs}}, {workers: 1, stages: []stage{build}}}
+	if err := r.run(t.Context(), []phase{{lanes: lanes}}); err != nil || len(r.failures) > 0 {
+		t.Errorf("failures %v, error %v", r.failures, err)
+	}
+}
+
 func TestRunner_Repeats(t *testing.T) {
 	r, phases, out := moduleWith(t, `func TestChance(t *testing.T) { once(t, "a") }`)
 	if err := r.repeat(t.Context(), append([]phase{{}}, phases...), 3, func() func() { return func() {} }); err != nil {

@@ -51,9 +51,10 @@ type timed struct {
 // run runs the phases. The error is for what kept tests from running; tests that failed are in failures.
 func (r *runner) run(ctx context.Context, phases []phase) error {
 	for _, p := range phases {
-		selected := map[string][]pkgTests{}
+		selected, ended := map[string][]pkgTests{}, map[string]chan struct{}{}
 		for _, l := range p.lanes {
 			for _, s := range l.stages {
+				ended[s.name] = make(chan struct{})
 				found, err := s.find(ctx, r.root)
 				if err != nil {
 					return err
@@ -75,9 +76,13 @@ func (r *runner) run(ctx context.Context, phases []phase) error {
 			for range l.workers {
 				lanes.Go(func() {
 					for s := range stages {
+						if s.after != "" {
+							<-ended[s.after]
+						}
 						if ctx.Err() == nil {
 							r.stage(ctx, s, selected[s.name], l.nice)
 						}
+						close(ended[s.name])
 					}
 				})
 			}

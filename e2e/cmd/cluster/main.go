@@ -144,6 +144,7 @@ func build(ctx context.Context, args []string, stdout io.Writer) error {
 	tools := f.Bool("tools", false, "build or install what tests run besides a cluster instead: "+
 		"Kubernetes' DRA driver, Prometheus, promtool, Kueue, drivers of CPUs and network cards, fast model actuation, "+
 		"NVIDIA's device plugin, Chromium")
+	driver := f.Bool("test-driver", false, "build Kubernetes' DRA driver alone instead")
 	if err := f.parse(args); err != nil {
 		return err
 	}
@@ -151,6 +152,11 @@ func build(ctx context.Context, args []string, stdout io.Writer) error {
 	programs := cluster.Build
 	if *tools {
 		programs = cluster.BuildTools
+	} else if *driver {
+		programs = func(ctx context.Context, o cluster.Options) error {
+			_, err := cluster.BuildDRATestDriver(ctx, o)
+			return err
+		}
 	}
 	if err := programs(ctx, f.options); err != nil {
 		return err
