@@ -68,6 +68,9 @@ var nevers = []never{
 		"the program for people looks at a node, and changes nothing"),
 	rule(`^cmd/cleave-node/`, `^pkg/tools/`, "of the tools, the webhook and the inspection of a machine are on nodes, no more").
 		except(` pkg/tools/admission$`),
+	rule(`^(cmd/cleave-node|pkg/(cli|domain|driver)|pkg/tools/(admission|inspect|migrate|resourcepool|suggest))(/|$)`,
+		`^pkg/tools/(allocator|pools|selector)$|^(github\.com/google/cel-go|k8s\.io/(apiserver|dynamic-resource-allocation/(cel|structured)))(/|$)`,
+		"what runs as root on nodes evaluates no CEL, and allocates nothing"),
 }
 
 // importsOf are the imports of a package of the module, tests left out; nil where there is no package.
@@ -161,6 +164,8 @@ func TestNevers(t *testing.T) {
 		"the supervisor in claims":       {"pkg/driver/claims", module + "pkg/driver/mps/supervisor", true},
 		"the supervisor in its program":  {"cmd/cleave-node/commands", module + "pkg/driver/mps/supervisor", false},
 		"the supervisor's client":        {"pkg/driver/plugin", module + "pkg/driver/mps", false},
+		"CEL on nodes":                   {"pkg/tools/inspect", "github.com/google/cel-go/cel", true},
+		"CEL for people":                 {"pkg/tools/selector", "github.com/google/cel-go/cel", false},
 		"the plugin in the control loop": {"pkg/driver/controller", module + "pkg/driver/plugin", true},
 	} {
 		t.Run(name, func(t *testing.T) {

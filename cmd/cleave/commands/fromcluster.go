@@ -18,7 +18,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
 
 // viewNode reads the view of a node from its cluster.
@@ -79,7 +81,10 @@ func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) 
 		return nil, err
 	}
 	states, statesErr := nodeStates(ctx, client)
-	fleet := inspect.OfFleet(driver, set, p.Claims, p.Rules, states)
+	cache := pools.NewCache()
+	fleet := inspect.OfFleet(driver, set, p.Claims, p.Rules, states, func(p inspect.Pool) (*packing.State, error) {
+		return cache.State(p.Slices, p.Claims, p.Rules)
+	})
 	for _, err := range []error{rulesErr, statesErr} {
 		if err != nil {
 			fleet.Problems = append(fleet.Problems, err.Error())

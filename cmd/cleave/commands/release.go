@@ -11,15 +11,15 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	kube "github.com/cleave-dra/cleave/pkg/driver/cluster"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // askScheduler sets what the allocator of the cluster's scheduler can do, and what the cluster does not count, or says why that is not
 // known. The scheduler cannot be asked: its release is the API server's, and the gates of counters and shares are those that the API
 // server is seen to have.
 func askScheduler(ctx context.Context, client kubernetes.Interface, o *explain.Objects) (unknown string) {
-	o.Features = resourcepool.Features()
+	o.Features = allocator.Features()
 	counted, err := kube.AskCounted(ctx, client, o.Driver)
 	if err != nil {
 		return fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err)
@@ -28,7 +28,7 @@ func askScheduler(ctx context.Context, client kubernetes.Interface, o *explain.O
 	if o.Release = releaseOf(client); o.Release == nil {
 		return ""
 	}
-	f := resourcepool.FeaturesOf(o.Release)
+	f := allocator.FeaturesOf(o.Release)
 	f.PartitionableDevices, f.ConsumableCapacity = counted.Counters == nil, counted.Shares == nil
 	f.FractionalCapacityRange = f.FractionalCapacityRange && f.ConsumableCapacity
 	o.Features = f

@@ -19,7 +19,8 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // asAdmin is a request for admin access.
@@ -116,7 +117,7 @@ type allocating struct {
 	t     *testing.T
 	bed   *bed
 	view  *CandidateSlices
-	state resourcepool.Allocated
+	state allocator.Allocated
 }
 
 // allocatingManager has the claims of a bed and the slices of a node.
@@ -143,13 +144,13 @@ func (a allocating) devices(pod *corev1.Pod, fixed bool) []string {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	allocator, err := structured.NewAllocator(a.t.Context(), resourcepool.Features(), a.state.AllocatedState, fakeClasses{}, all,
-		resourcepool.NewSelectors().CEL)
+	inner, err := structured.NewAllocator(a.t.Context(), allocator.Features(), a.state.AllocatedState, fakeClasses{}, all,
+		selector.NewCache().CEL)
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	claim := a.bed.claims[pod.Name]
-	results, err := allocator.Allocate(a.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, []*resourceapi.ResourceClaim{claim})
+	results, err := inner.Allocate(a.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, []*resourceapi.ResourceClaim{claim})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -197,7 +198,7 @@ func TestLimited_AdminAccess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "{}")
-			a := allocating{t: t, bed: b, state: resourcepool.NewAllocated(),
+			a := allocating{t: t, bed: b, state: allocator.NewAllocated(),
 				view: &CandidateSlices{SharedDRAManager: allocatingManager{fakeDRA{b}, listed{slices: tt.published}}}}
 			if tt.allocated != "" {
 				a.state.Add(resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: "n", Device: tt.allocated})

@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // ErrNoFit is wrapped by Allocate for claims that the node has no room for.
@@ -26,9 +27,9 @@ type Node struct {
 	object *corev1.Node
 	slices []*resourceapi.ResourceSlice
 	class  Classes
-	state  resourcepool.Allocated
+	state  Allocated
 	// selectors have the expressions of classes.
-	selectors *resourcepool.Selectors
+	selectors *selector.Cache
 	of        map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
 }
 
@@ -41,7 +42,7 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 		object:    &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
 		slices:    published,
 		class:     deviceClasses,
-		selectors: resourcepool.NewSelectors(),
+		selectors: selector.NewCache(),
 		of:        map[string]sets.Set[structured.DeviceID]{},
 	}
 	return n.EmptyClone(), nil
@@ -51,7 +52,7 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 // are used by one goroutine.
 func (n *Node) EmptyClone() *Node {
 	twin := *n
-	twin.state = resourcepool.NewAllocated()
+	twin.state = NewAllocated()
 	return &twin
 }
 
@@ -102,7 +103,7 @@ func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.
 	ids := sets.New[structured.DeviceID]()
 	for _, s := range n.slices {
 		for _, d := range s.Spec.Devices {
-			ok, err := resourcepool.MatchAll(ctx, selectors, s.Spec.Driver, &d)
+			ok, err := selector.MatchAll(ctx, selectors, s.Spec.Driver, &d)
 			if err != nil {
 				return nil, fmt.Errorf("select device %s by class %s: %w", d.Name, class, err)
 			}
@@ -117,7 +118,7 @@ func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.
 
 func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice,
 	claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	allocator, err := structured.NewAllocator(ctx, resourcepool.Features(), n.state.AllocatedState, n.class, published, n.selectors.CEL)
+	allocator, err := structured.NewAllocator(ctx, Features(), n.state.AllocatedState, n.class, published, n.selectors.CEL)
 	if err != nil {
 		return nil, fmt.Errorf("create the allocator: %w", err)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 	"github.com/cleave-dra/cleave/pkg/tools/shortform"
 )
 
@@ -180,7 +180,7 @@ func (b *alignedBed) ask(text string) string {
 // allocateAll runs the scheduler's allocator.
 func (b *alignedBed) allocateAll(c *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
 	b.Helper()
-	state := resourcepool.NewAllocated()
+	state := allocator.NewAllocated()
 	for _, held := range b.Claims {
 		state.Add(held.Status.Allocation.Devices.Results...)
 	}
@@ -188,9 +188,9 @@ func (b *alignedBed) allocateAll(c *resourceapi.ResourceClaim) []resourceapi.Dev
 	for i := range b.slices {
 		published = append(published, &b.slices[i])
 	}
-	allocator, err := structured.NewAllocator(b.Context(), resourcepool.Features(), state.AllocatedState, b.Classes, published, selectors.CEL)
+	inner, err := structured.NewAllocator(b.Context(), allocator.Features(), state.AllocatedState, b.Classes, published, selectors.CEL)
 	b.must(err)
-	results, err := allocator.Allocate(b.Context(), b.Nodes[0], []*resourceapi.ResourceClaim{c})
+	results, err := inner.Allocate(b.Context(), b.Nodes[0], []*resourceapi.ResourceClaim{c})
 	b.must(err)
 	if len(results) == 0 {
 		return nil

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -42,10 +43,10 @@ func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resou
 	limited, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	f := fit{}
-	allocator, err := structured.NewAllocator(limited, c.Features, s.state(), c.Classes, published, selectors.CEL)
+	inner, err := structured.NewAllocator(limited, c.Features, s.state(), c.Classes, published, selectors.CEL)
 	if err == nil {
 		var results []resourceapi.AllocationResult
-		results, err = allocator.Allocate(limited, s.node, claims)
+		results, err = inner.Allocate(limited, s.node, claims)
 		f.ok = err == nil && len(results) == len(claims)
 	}
 	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
@@ -88,14 +89,14 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	published := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: "driver", NodeName: &node,
 		Devices: []resourceapi.Device{alone}, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
 	claim := claimFor(&resourceapi.ExactDeviceRequest{DeviceClassName: anything, Capacity: r.exactly().Capacity}, 1)
-	allocator, err := structured.NewAllocator(ctx, c.Features, resourcepool.NewAllocated().AllocatedState,
+	inner, err := structured.NewAllocator(ctx, c.Features, allocator.NewAllocated().AllocatedState,
 		resourcepool.Classes{{ObjectMeta: metav1.ObjectMeta{Name: anything}}}, []*resourceapi.ResourceSlice{published}, selectors.CEL)
 	if err != nil {
 		return n
 	}
 	of := &corev1.Node{}
 	of.Name = node
-	results, err := allocator.Allocate(ctx, of, []*resourceapi.ResourceClaim{claim})
+	results, err := inner.Allocate(ctx, of, []*resourceapi.ResourceClaim{claim})
 	if err == nil && len(results) == 1 {
 		n.ok, n.amount = true, results[0].Devices.Results[0].ConsumedCapacity
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/golden"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
@@ -122,9 +123,9 @@ func (b *bed) try(node string, claims ...*resourceapi.ResourceClaim) []resourcea
 	}
 	id := resourcepool.ID{Driver: driver, Pool: node}
 	state := (&site{pools: []*pool{{Pool: &resourcepool.Pool{ID: id}, uses: uses[id]}}}).state()
-	allocator, err := structured.NewAllocator(b.Context(), resourcepool.Features(), state, b.Classes, published, selectors.CEL)
+	inner, err := structured.NewAllocator(b.Context(), allocator.Features(), state, b.Classes, published, selectors.CEL)
 	b.must(err)
-	results, err := allocator.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)
+	results, err := inner.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, claims)
 	b.must(err)
 	return results
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // ofRelease makes the bed's cluster one of a release, with the feature gates of counters and shares of its API server, and publishes what
@@ -25,7 +25,7 @@ func (b *bed) ofRelease(release string, counters, shares bool, p *v1alpha1.NodeP
 	b.Helper()
 	b.Release = version.MustParseGeneric(release)
 	b.Counted = counting.Of(b.Release, counters, shares)
-	b.Features = resourcepool.FeaturesOf(b.Release)
+	b.Features = allocator.FeaturesOf(b.Release)
 	b.Features.PartitionableDevices, b.Features.ConsumableCapacity = counters, shares
 	b.Features.FractionalCapacityRange = false
 	gpus, err := models.Load("hgx-h100")

@@ -13,7 +13,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // Objects are those of the cluster, except its ResourceSlices.
@@ -25,7 +27,7 @@ type Objects struct {
 	Claims  []*resourceapi.ResourceClaim
 	Classes resourcepool.Classes
 	Rules   []*resourceapi.DeviceTaintRule
-	// Features are those of the scheduler's allocator; none for those of resourcepool.Features.
+	// Features are those of the scheduler's allocator; none for those of allocator.Features.
 	Features structured.Features
 	// Release is the API server's, and taken for the scheduler's; nil where it is not known. Counted is what it fails to count, and nodes
 	// therefore do not offer.
@@ -51,21 +53,21 @@ type Cluster struct {
 }
 
 // selectors are those of all clusters: the same classes are asked about again and again.
-var selectors = resourcepool.NewSelectors()
+var selectors = selector.NewCache()
 
 // NewCluster prepares a cluster for questions, before its slices are added.
 func NewCluster(o Objects, questions ...*Question) *Cluster {
 	if o.Features == (structured.Features{}) {
-		o.Features = resourcepool.Features()
+		o.Features = allocator.Features()
 	}
 	needed := resourcepool.NewAttributes("type", "profile", "productName") // for descriptions
 	for _, class := range o.Classes {
-		needed.AddSelectors(selectors, class.Spec.Selectors)
+		selectors.AddTo(needed, class.Spec.Selectors)
 	}
 	for _, q := range questions {
 		for _, claim := range q.claims {
 			for _, r := range requestsOf(claim) {
-				needed.AddSelectors(selectors, r.selectors)
+				selectors.AddTo(needed, r.selectors)
 			}
 			for _, constraint := range claim.Spec.Devices.Constraints {
 				for _, name := range []*resourceapi.FullyQualifiedName{constraint.MatchAttribute, constraint.DistinctAttribute} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // selection is an expression, and the driver and the content of slices.
@@ -26,11 +27,11 @@ func (c *Cluster) matches(ctx context.Context, s *resourceapi.ResourceSlice, exp
 	if known := c.selected[key]; known != nil {
 		return known
 	}
-	selector, err := selectors.Compile(expression)
+	compiled, err := selectors.Compile(expression)
 	all := make([]bool, len(s.Spec.Devices))
 	for i := range s.Spec.Devices {
 		if err == nil { // else it selects none
-			all[i], _ = resourcepool.MatchAll(ctx, selector, s.Spec.Driver, &s.Spec.Devices[i])
+			all[i], _ = selector.MatchAll(ctx, compiled, s.Spec.Driver, &s.Spec.Devices[i])
 		}
 	}
 	c.selected[key] = all

@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -158,7 +159,7 @@ func (s *site) sign(c *Cluster) {
 
 // state lists the allocations from the pools in the allocator's terms.
 func (s *site) state() structured.AllocatedState {
-	state := resourcepool.NewAllocated()
+	state := allocator.NewAllocated()
 	for _, p := range s.pools {
 		for _, u := range p.uses {
 			state.Add(u.results...)

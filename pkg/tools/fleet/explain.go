@@ -13,8 +13,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
-	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Explain finds out why claims, "namespace/name", are not allocated. It reads all slices, some milliseconds a node, so it is asked
@@ -72,10 +72,10 @@ func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explai
 func (s *Source) scheduler(o *explain.Objects, kept structured.Features) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.Features = resourcepool.Features(); s.release == nil {
+	if o.Features = allocator.Features(); s.release == nil {
 		return
 	}
-	f := resourcepool.FeaturesOf(s.release)
+	f := allocator.FeaturesOf(s.release)
 	f.PartitionableDevices = f.PartitionableDevices || kept.PartitionableDevices
 	f.ConsumableCapacity = f.ConsumableCapacity || kept.ConsumableCapacity
 	o.Features, o.Release, o.Counted = f, s.release, counting.Of(s.release, f.PartitionableDevices, f.ConsumableCapacity)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
-	"github.com/cleave-dra/cleave/pkg/tools/pools"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -102,10 +101,13 @@ func (set *SliceSet) AddForOverview(s *resourceapi.ResourceSlice) error {
 	return err
 }
 
+// Packer is the state of a node for the measure of packing.
+type Packer func(Pool) (*packing.State, error)
+
 // OfFleet is the overview of the nodes in a set. Claims and rules are those of the cluster, states those of its nodes (NodeState);
 // nil if they are not known.
 func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, rules []resourceapi.DeviceTaintRule,
-	states map[string]string,
+	states map[string]string, pack Packer,
 ) *Fleet {
 	f := &Fleet{Driver: driver, Nodes: []FleetNode{}, Totals: Summary{Fits: []Amount{}}}
 	byPool := map[string][]resourceapi.ResourceClaim{}
@@ -121,7 +123,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 			}
 		}
 	}
-	cache, packed := pools.NewCache(), []*packing.State{}
+	packed := []*packing.State{}
 	for _, node := range set.Nodes() {
 		p := Pool{Node: node, Driver: driver, Rules: rules}
 		var poolNames []string
@@ -131,7 +133,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 				p.Claims = append(p.Claims, byPool[s.Spec.Pool.Name]...)
 			}
 		}
-		n, state := summarize(cache, p)
+		n, state := summarize(p, pack)
 		if known, ok := states[node]; states != nil && (!ok || known != "") {
 			n.close(cmp.Or(known, NodeUnknown))
 		} else if state != nil {
@@ -146,7 +148,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 }
 
 // summarize counts the GPUs of a node. The state is nil if the pool is incomplete.
-func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
+func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 	n := FleetNode{Node: p.Node, Summary: Summary{Fits: []Amount{}}}
 	view, err := OfPool(p)
 	if err != nil {
@@ -160,7 +162,7 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 		n.count(g)
 	}
 	InOrder(n.Fits)
-	state, err := PackedState(cache, p)
+	state, err := pack(p)
 	if err != nil {
 		n.Problems = append(n.Problems, fmt.Sprintf("its fragmentation is unknown: %v", err))
 		return n, nil
@@ -214,27 +216,6 @@ func (s *Summary) count(g *GPU) {
 	for _, a := range g.Free {
 		s.fits(a)
 	}
-}
-
-// PackedState is the state of a node for the measure of packing.
-func PackedState(cache *pools.Cache, p Pool) (*packing.State, error) {
-	var published []*resourceapi.ResourceSlice
-	for i := range p.Slices {
-		published = append(published, &p.Slices[i])
-	}
-	var rules []*resourceapi.DeviceTaintRule
-	for i := range p.Rules {
-		rules = append(rules, &p.Rules[i])
-	}
-	node, err := cache.Node(published, rules...)
-	if err != nil {
-		return nil, err
-	}
-	state := node.NewState()
-	for i := range p.Claims {
-		state.Allocate(node.Uses(p.Claims[i].Status.Allocation.Devices.Results)...)
-	}
-	return state, nil
 }
 
 // Print writes a line for each node, and the totals; several lines on a narrow terminal.

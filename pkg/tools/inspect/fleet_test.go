@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/domain/packing"
+	"github.com/cleave-dra/cleave/pkg/tools/pools"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -27,6 +29,12 @@ func moved(p Pool, node string) []resourceapi.ResourceSlice {
 		all = append(all, s)
 	}
 	return all
+}
+
+// packed measures packing as the commands do.
+func packed() Packer {
+	cache := pools.NewCache()
+	return func(p Pool) (*packing.State, error) { return cache.State(p.Slices, p.Claims, p.Rules) }
 }
 
 func TestOfFleet(t *testing.T) {
@@ -45,7 +53,7 @@ func TestOfFleet(t *testing.T) {
 		}
 	}
 	states := map[string]string{testNode: "", "gpu-3": "", "gpu-4": "", "gpu-5": "", "gpu-6": NodeCordoned} // gpu-7 is deleted
-	f := OfFleet(testDriver, set, busy.Claims, busy.Rules, states)
+	f := OfFleet(testDriver, set, busy.Claims, busy.Rules, states, packed())
 	var out bytes.Buffer
 	if err := f.Print(&out, Options{}); err != nil {
 		t.Fatal(err)
@@ -61,7 +69,7 @@ func TestOfFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkGolden(t, "fleet.json", string(data)+"\n")
-	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil).Print(&out, Options{}); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
+	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil, packed()).Print(&out, Options{}); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
 		t.Errorf("without slices: got %v", err)
 	}
 }

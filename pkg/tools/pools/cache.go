@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // Bounds of the cache; beyond them, requests and models are made again.
@@ -26,20 +27,20 @@ const (
 type Cache struct {
 	mutex     sync.Mutex
 	models    []*packing.Model
-	selectors *resourcepool.Selectors
+	selectors *selector.Cache
 }
 
 // NewCache creates an empty cache.
-func NewCache() *Cache { return &Cache{selectors: resourcepool.NewSelectors()} }
+func NewCache() *Cache { return &Cache{selectors: selector.NewCache()} }
 
 // Attributes are those that a Node or one of some claims looks at.
 func (c *Cache) Attributes(class Classes, claims ...*resourceapi.ResourceClaim) *resourcepool.Attributes {
 	a := resourcepool.NewAttributes("profile", "type", "parentUUID", "nvlinkGroup", sharePlacement,
 		resourcepool.Identifier(numaNode), resourcepool.Identifier(pciBusID))
 	add := func(className string, selectors []resourceapi.DeviceSelector) {
-		a.AddSelectors(c.selectors, selectors)
+		c.selectors.AddTo(a, selectors)
 		if found, err := class(className); err == nil {
-			a.AddSelectors(c.selectors, found.Spec.Selectors)
+			c.selectors.AddTo(a, found.Spec.Selectors)
 		}
 	}
 	for _, claim := range claims {
@@ -153,7 +154,7 @@ func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Reque
 		return packing.Request{}, err
 	}
 	for i, object := range n.objects {
-		if ok, err := resourcepool.MatchAll(ctx, all, n.Driver, object); err != nil {
+		if ok, err := selector.MatchAll(ctx, all, n.Driver, object); err != nil {
 			return packing.Request{}, fmt.Errorf("select device %s of node %s: %w", object.Name, n.Name, err)
 		} else if !ok {
 			continue

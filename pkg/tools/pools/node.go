@@ -79,6 +79,28 @@ func (n *Node) taint(i int, rules []*resourceapi.DeviceTaintRule) {
 	}
 }
 
+// State is a node with what claims are allocated. Those without an allocation must not be among them.
+func (c *Cache) State(published []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim, rules []resourceapi.DeviceTaintRule,
+) (*packing.State, error) {
+	node, err := c.Node(pointers(published), pointers(rules)...)
+	if err != nil {
+		return nil, err
+	}
+	state := node.NewState()
+	for i := range claims {
+		state.Allocate(node.Uses(claims[i].Status.Allocation.Devices.Results)...)
+	}
+	return state, nil
+}
+
+func pointers[T any](all []T) []*T {
+	to := make([]*T, len(all))
+	for i := range all {
+		to[i] = &all[i]
+	}
+	return to
+}
+
 // NewState is the node with nothing allocated.
 func (n *Node) NewState() *packing.State { return packing.NewState(n.Model, n.tainted) }
 

@@ -3,6 +3,8 @@
 package resourcepool
 
 import (
+	"fmt"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -24,13 +26,41 @@ func Attribute(driver string, d *resourceapi.Device, name string) resourceapi.De
 // Value is an attribute by its name with a domain, as text that is equal for equal values of one type; empty for a list.
 func Value(driver string, d *resourceapi.Device, attribute string) (text string, ok bool) {
 	domain, id, _ := strings.Cut(attribute, "/")
-	a, ok := valueOf(d.Attributes, driver, name{attributesField, domain, id})
+	a, ok := ValueOf(d.Attributes, driver, domain, id)
 	if !ok || a.StringValue == nil && a.IntValue == nil && a.BoolValue == nil && a.VersionValue == nil {
 		return "", ok
 	}
 	var b strings.Builder
-	writeValue(&b, &a)
+	WriteValue(&b, &a)
 	return b.String(), true
+}
+
+// ValueOf is the attribute or capacity of a domain and an identifier, which need not have the driver's own domain.
+func ValueOf[V any](all map[resourceapi.QualifiedName]V, driver, domain, id string) (V, bool) {
+	v, ok := all[resourceapi.QualifiedName(domain+"/"+id)]
+	if !ok && domain == driver {
+		v, ok = all[resourceapi.QualifiedName(id)]
+	}
+	return v, ok
+}
+
+// WriteValue writes the type and value of an attribute.
+func WriteValue(b *strings.Builder, a *resourceapi.DeviceAttribute) {
+	switch {
+	case a.StringValue != nil:
+		b.WriteByte('s')
+		b.WriteString(*a.StringValue)
+	case a.IntValue != nil:
+		b.WriteByte('i')
+		b.WriteString(strconv.FormatInt(*a.IntValue, 10))
+	case a.BoolValue != nil:
+		b.WriteString(strconv.FormatBool(*a.BoolValue))
+	case a.VersionValue != nil:
+		b.WriteByte('v')
+		b.WriteString(*a.VersionValue)
+	default:
+		fmt.Fprintf(b, "l%q%v%v%q", a.StringValues, a.IntValues, a.BoolValues, a.VersionValues)
+	}
 }
 
 // Text is the first attribute of some names that has a string.
@@ -68,22 +98,8 @@ func (a *Attributes) Add(identifiers ...string) {
 	}
 }
 
-// AddSelectors adds what selectors may look at.
-func (a *Attributes) AddSelectors(c *Selectors, all []resourceapi.DeviceSelector) {
-	for _, selector := range all {
-		if selector.CEL == nil {
-			continue
-		}
-		compiled, err := c.Compile(selector.CEL.Expression)
-		if err != nil {
-			continue // it selects nothing
-		}
-		a.all = a.all || !compiled[0].exact
-		for _, n := range compiled[0].names {
-			a.Add(n.id)
-		}
-	}
-}
+// AddAll adds all there are.
+func (a *Attributes) AddAll() { a.all = true }
 
 // keep leaves out of a device what nobody looks at.
 func (a *Attributes) keep(d *resourceapi.Device) {

@@ -22,7 +22,7 @@ func modelSlices(t testing.TB, node string) []resourceapi.ResourceSlice {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, gpus, policy.Capabilities{}), driver, node).Items
+	return nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, gpus, policy.Capabilities{}), "gpu.example.com", node).Items
 }
 
 // Slices are the same after sharing, and equal maps of equal nodes are one.

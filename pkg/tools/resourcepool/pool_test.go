@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package resourcepool
+package resourcepool_test
 
 import (
 	"fmt"
@@ -16,6 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/cleave-dra/cleave/pkg/tools/allocator"
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 const driver = "gpu.example.com"
@@ -82,7 +85,7 @@ func TestGather(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, p := range Gather(tt.reached, tt.rest) {
+			for _, p := range resourcepool.Gather(tt.reached, tt.rest) {
 				text := p.Pool + ":"
 				switch {
 				case p.IsIncomplete():
@@ -153,7 +156,7 @@ func TestGather_Allocator(t *testing.T) {
 	for seed := range uint64(3000) {
 		reached, rest := random(rand.New(rand.NewPCG(seed, 1)))
 		want := "nothing"
-		for _, p := range Gather(reached, rest) {
+		for _, p := range resourcepool.Gather(reached, rest) {
 			if !p.IsUsable() {
 				continue
 			}
@@ -165,11 +168,11 @@ func TestGather_Allocator(t *testing.T) {
 				break
 			}
 		}
-		allocator, err := structured.NewAllocator(t.Context(), Features(), NewAllocated().AllocatedState, Classes{class}, slices.Concat(reached, rest), cel.NewCache(1, cel.Features{}))
+		inner, err := structured.NewAllocator(t.Context(), allocator.Features(), allocator.NewAllocated().AllocatedState, resourcepool.Classes{class}, slices.Concat(reached, rest), cel.NewCache(1, cel.Features{}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		results, err := allocator.Allocate(t.Context(), node, []*resourceapi.ResourceClaim{claim})
+		results, err := inner.Allocate(t.Context(), node, []*resourceapi.ResourceClaim{claim})
 		got := "nothing"
 		if err == nil && len(results) == 1 {
 			r := results[0].Devices.Results[0]

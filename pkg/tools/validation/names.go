@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
@@ -35,11 +36,11 @@ func namesOf(entries []nodeslices.Entry) map[string]bool {
 // names are those that devices of Cleave can have.
 type names struct {
 	attributes, capacities map[string]bool
-	selectors              *resourcepool.Selectors
+	selectors              *selector.Cache
 }
 
 func newNames() *names {
-	return &names{namesOf(nodeslices.Attributes()), namesOf(nodeslices.Capacities()), resourcepool.NewSelectors()}
+	return &names{namesOf(nodeslices.Attributes()), namesOf(nodeslices.Capacities()), selector.NewCache()}
 }
 
 // checkNames notes attributes and capacities that no device of Cleave has, in requests for such devices: the API server admits them, and a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package resourcepool
+package selector
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-func mustCompile(t *testing.T, c *Selectors, expression string) *Selector {
+func mustCompile(t *testing.T, c *Cache, expression string) *Selector {
 	t.Helper()
 	all, err := c.Compile(expression)
 	if err != nil {
@@ -43,7 +43,7 @@ func TestSelector_Names(t *testing.T) {
 		`device.attributes[device.driver].x == "y"`: {nil, false, []string{"x", "y"}},
 		`device.attributes.exists(d, d == "a")`:     {nil, false, []string{"a"}},
 	} {
-		s := mustCompile(t, NewSelectors(), expression)
+		s := mustCompile(t, NewCache(), expression)
 		got := answer{Exact: s.exact, Words: s.Words()}
 		for _, n := range s.names {
 			got.Names = append(got.Names, n.kind+" "+n.domain+" "+n.id)
@@ -60,11 +60,13 @@ func TestSelector_Terms(t *testing.T) {
 		`device.driver == "a" && (true && 1 < 2)`: {`device.driver == "a"`, "true", "1 < 2"},
 		`true || false`: {"true || false"},
 	} {
-		if diff := cmp.Diff(want, mustCompile(t, NewSelectors(), expression).Terms()); diff != "" {
+		if diff := cmp.Diff(want, mustCompile(t, NewCache(), expression).Terms()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", expression, diff)
 		}
 	}
 }
+
+const driver = "gpu.example.com"
 
 // typed is a device with a type and a UUID of its own.
 func typed(name, kind string) *resourceapi.Device {
@@ -76,7 +78,7 @@ func typed(name, kind string) *resourceapi.Device {
 
 // Devices that differ in what is looked at get answers of their own, and equal ones share one.
 func TestSelector_Memo(t *testing.T) {
-	c := NewSelectors()
+	c := NewCache()
 	matching := func(expression string) (names []string) {
 		for _, d := range []*resourceapi.Device{typed("whole", "gpu"), typed("half-1", "mig"), typed("half-0", "mig")} {
 			ok, err := MatchAll(t.Context(), []*Selector{mustCompile(t, c, expression)}, driver, d)

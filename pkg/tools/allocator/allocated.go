@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package resourcepool
+package allocator
 
 import (
 	resourceapi "k8s.io/api/resource/v1"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package resourcepool
+package allocator
 
 import (
 	"k8s.io/apimachinery/pkg/util/version"

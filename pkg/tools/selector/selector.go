@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package resourcepool
+package selector
 
 import (
 	"context"
@@ -16,6 +16,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
 // Bounds of the cache; beyond them, expressions are evaluated again. Answers take some 20 MB: an expression that names UUIDs has one
@@ -25,8 +27,8 @@ const (
 	maxAnswers     = 100_000
 )
 
-// Selectors evaluates CEL expressions, each once for all devices that are equal in the parts it looks at. Safe for concurrent use.
-type Selectors struct {
+// Cache evaluates CEL expressions, each once for all devices that are equal in the parts it looks at. Safe for concurrent use.
+type Cache struct {
 	// CEL has the compiled expressions, for the allocator.
 	CEL     *cel.Cache
 	mutex   sync.Mutex
@@ -40,9 +42,9 @@ type answerKey struct {
 	device   string
 }
 
-// NewSelectors creates an empty cache.
-func NewSelectors() *Selectors {
-	return &Selectors{
+// NewCache creates an empty cache.
+func NewCache() *Cache {
+	return &Cache{
 		CEL:   cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}),
 		known: map[string]*Selector{}, answers: map[answerKey]bool{},
 	}
@@ -50,7 +52,7 @@ func NewSelectors() *Selectors {
 
 // Selector is a CEL expression.
 type Selector struct {
-	of         *Selectors
+	of         *Cache
 	expression string
 	compiled   cel.CompilationResult
 	tree       *celgo.Ast
@@ -65,7 +67,7 @@ type Selector struct {
 type name struct{ kind, domain, id string }
 
 // Compile compiles expressions, each once.
-func (c *Selectors) Compile(expressions ...string) ([]*Selector, error) {
+func (c *Cache) Compile(expressions ...string) ([]*Selector, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	all := make([]*Selector, 0, len(expressions))
@@ -88,6 +90,25 @@ func (c *Selectors) Compile(expressions ...string) ([]*Selector, error) {
 		all = append(all, s)
 	}
 	return all, nil
+}
+
+// AddTo adds what selectors may look at to attributes.
+func (c *Cache) AddTo(a *resourcepool.Attributes, all []resourceapi.DeviceSelector) {
+	for _, s := range all {
+		if s.CEL == nil {
+			continue
+		}
+		compiled, err := c.Compile(s.CEL.Expression)
+		if err != nil {
+			continue // it selects nothing
+		}
+		if !compiled[0].exact {
+			a.AddAll()
+		}
+		for _, n := range compiled[0].names {
+			a.Add(n.id)
+		}
+	}
 }
 
 // MatchAll evaluates selectors in order, as the allocator does: one that fails hides the errors of those after it.
@@ -161,46 +182,18 @@ func (s *Selector) Terms() []string {
 func (s *Selector) key(driver string, d *resourceapi.Device) string {
 	var b strings.Builder
 	b.WriteString(driver)
-	b.WriteString(strconv.FormatBool(IsShared(d)))
+	b.WriteString(strconv.FormatBool(resourcepool.IsShared(d)))
 	for _, n := range s.names {
 		b.WriteByte(0xff) // in no value: they are UTF-8
 		if n.kind == capacityField {
-			if c, ok := valueOf(d.Capacity, driver, n); ok {
+			if c, ok := resourcepool.ValueOf(d.Capacity, driver, n.domain, n.id); ok {
 				b.WriteString(c.Value.String())
 			}
-		} else if a, ok := valueOf(d.Attributes, driver, n); ok {
-			writeValue(&b, &a)
+		} else if a, ok := resourcepool.ValueOf(d.Attributes, driver, n.domain, n.id); ok {
+			resourcepool.WriteValue(&b, &a)
 		}
 	}
 	return b.String()
-}
-
-// valueOf is the value of a name, which need not have the driver's own domain.
-func valueOf[V any](all map[resourceapi.QualifiedName]V, driver string, n name) (V, bool) {
-	v, ok := all[resourceapi.QualifiedName(n.domain+"/"+n.id)]
-	if !ok && n.domain == driver {
-		v, ok = all[resourceapi.QualifiedName(n.id)]
-	}
-	return v, ok
-}
-
-// writeValue writes the type and value of an attribute.
-func writeValue(b *strings.Builder, a *resourceapi.DeviceAttribute) {
-	switch {
-	case a.StringValue != nil:
-		b.WriteByte('s')
-		b.WriteString(*a.StringValue)
-	case a.IntValue != nil:
-		b.WriteByte('i')
-		b.WriteString(strconv.FormatInt(*a.IntValue, 10))
-	case a.BoolValue != nil:
-		b.WriteString(strconv.FormatBool(*a.BoolValue))
-	case a.VersionValue != nil:
-		b.WriteByte('v')
-		b.WriteString(*a.VersionValue)
-	default:
-		fmt.Fprintf(b, "l%q%v%v%q", a.StringValues, a.IntValues, a.BoolValues, a.VersionValues)
-	}
 }
 
 // Fields of "device" in expressions.
@@ -223,7 +216,7 @@ func (s *Selector) collect(e celast.Expr) bool {
 	switch e.Kind() {
 	case celast.LiteralKind:
 		if text, ok := e.AsLiteral().Value().(string); ok {
-			s.words = append(s.words, Identifier(text))
+			s.words = append(s.words, resourcepool.Identifier(text))
 		}
 		return true
 	case celast.UnspecifiedExprKind:
