@@ -28,8 +28,9 @@ type gpuState struct {
 	daemon  daemon
 	started time.Time
 	// restarts in a row, see restart.go.
-	restarts   int
-	restarting bool // by a running goroutine
+	restarts int
+	// endRestart ends the goroutine that restarts the daemon; nil if none does.
+	endRestart context.CancelFunc
 	failed     bool
 	message    string // reason for the state
 	// waits is since when the compute mode cannot be restored because the GPU is in MIG mode; zero if it can.

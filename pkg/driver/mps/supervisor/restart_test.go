@@ -221,6 +221,31 @@ func TestRestart_DaemonDiesSoon(t *testing.T) {
 	})
 }
 
+// A daemon that is lost soon after it was started for a claim is restarted at once, although the one before it was lost often.
+func TestRestart_LostAfterEnsure(t *testing.T) {
+	for name, released := range map[string]bool{"the claims stay": false, "the claims have gone": true} {
+		t.Run(name, func(t *testing.T) {
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, _ Config) {
+				a, b := requestFor("a", 1), requestFor("b", 1)
+				ensure(t, s, a)
+				h.onStep(noDaemonStarts)
+				h.kill(a.Device)
+				time.Sleep(20 * time.Second) //nolint:forbidigo // in a bubble
+				h.onStep(nil)
+				if released {
+					release(t, s, a)
+				}
+				ensure(t, s, b)
+				h.kill(a.Device)
+				time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+				if st := s.Status().GPUs[0]; st.State != mps.Running {
+					t.Errorf("status %+v and compute mode %d a second after the loss, want a daemon that runs", st, h.modeOf(a.PCI))
+				}
+			})
+		})
+	}
+}
+
 func TestRelease_EndsRestarts(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)

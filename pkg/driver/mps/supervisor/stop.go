@@ -16,6 +16,7 @@ import (
 func (g *gpuState) dismantle(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	ctx = context.WithoutCancel(ctx)
+	g.restarted()
 	g.record.Phase, g.record.Claims, g.record.Lost, g.record.Owners = stopping, nil, nil, nil
 	err := g.save()
 	if err == nil {
