@@ -97,6 +97,11 @@ func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	}
 	first := g.record == nil || len(g.record.Claims) == 0
 	if first {
+		if g.record != nil { // whose removal failed: files of its claims may be in /dev/shm
+			if err := g.daemon.remove(ctx, g.record.Daemon); err != nil {
+				return mps.Endpoint{}, fmt.Errorf("remove MPS from %s: %w", g.device, err)
+			}
+		}
 		g.renew(r)
 	}
 	known := g.record.has(r.Claim)
@@ -131,7 +136,7 @@ func (g *gpuState) renew(r mps.Request) {
 		Phase: starting, Settings: r.Settings,
 	}
 	if last := g.record; last != nil {
-		next.Generation, next.Daemon = last.Generation, last.Daemon
+		next.Generation = last.Generation
 		if last.UUID == r.UUID || last.UUID == "" {
 			next.PreviousMode, next.Closed = last.PreviousMode, last.Closed // meaningless for another GPU
 		}

@@ -20,10 +20,7 @@ func (g *gpuState) dismantle(ctx context.Context) error {
 	g.record.Phase, g.record.Claims, g.record.Lost, g.record.Owners = stopping, nil, nil, nil
 	err := g.save()
 	if err == nil {
-		err = g.daemon.end(ctx, g.record.Daemon)
-	}
-	if err == nil {
-		err = g.daemon.removeDirs()
+		err = g.daemon.remove(ctx, g.record.Daemon)
 	}
 	if err == nil {
 		err = g.s.computeMode(g.record).restoreMode(ctx)
