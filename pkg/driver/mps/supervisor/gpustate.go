@@ -92,10 +92,10 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 
 // startFor starts a daemon for a claim and the existing ones.
 func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
-	if g.daemon.process != nil {
+	first := g.record == nil || len(g.record.Claims) == 0
+	if g.daemon.process != nil && !first {
 		g.noteLoss(ctx, "it ended: "+g.daemon.process.How()) // before watch noticed
 	}
-	first := g.record == nil || len(g.record.Claims) == 0
 	if first {
 		if g.record != nil { // whose removal failed: files of its claims may be in /dev/shm
 			if err := g.daemon.remove(ctx, g.record.Daemon); err != nil {

@@ -48,7 +48,7 @@ func (g *gpuState) watch(process Process) {
 		return
 	}
 	defer g.unlock()
-	if g.daemon.process != process {
+	if g.daemon.process != process || len(g.record.Claims) == 0 { // without claims, it remains to be removed
 		return
 	}
 	g.noteLoss(ctx, "it ended: "+process.How())
