@@ -104,6 +104,7 @@ func (g *gpuState) restarted() {
 
 // restart tries until a daemon runs, no claim wants one, or the supervisor stops: wanted ends then.
 func (g *gpuState) restart(wanted context.Context, wait time.Duration) {
+	ctx := g.s.life
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
@@ -115,28 +116,23 @@ func (g *gpuState) restart(wanted context.Context, wait time.Duration) {
 		if err := g.lock(wanted); err != nil {
 			return
 		}
-		if wanted.Err() == nil {
-			g.tryRestart(g.s.life)
+		if wanted.Err() != nil {
+			g.unlock()
+			return
 		}
+		g.restarts++
 		wait = delay(g.restarts)
+		if err := g.start(ctx); err != nil {
+			g.message = err.Error()
+			g.show()
+			klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
+				"gpu", g.device, "attempt", g.restarts, "next", wait)
+			g.giveUp(ctx)
+			g.keepOff(ctx)
+		}
 		g.unlock()
 		timer.Reset(wait)
 	}
-}
-
-// tryRestart tries once.
-func (g *gpuState) tryRestart(ctx context.Context) {
-	g.restarts++
-	err := g.start(ctx)
-	if err == nil {
-		return
-	}
-	g.message = err.Error()
-	g.show()
-	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
-		"gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
-	g.giveUp(ctx)
-	g.keepOff(ctx)
 }
 
 // keepOff blocks a GPU without a daemon, unless the next one is started at once. If that fails, the claims still wait for their
