@@ -84,7 +84,7 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 
 // served lists the claims that the MPS servers of the node serve.
 func (s *Shares) served(ctx context.Context) (all []records.Served, err error) {
-	err = s.silence.ask(func() (err error) {
+	err = s.ask(ctx, anyServer, func() (err error) {
 		all, err = s.sharing.ServedMPS(ctx)
 		return err
 	})
@@ -126,7 +126,7 @@ func (s *Shares) retain(ctx context.Context, name string) error {
 	// Pods of claims with corrupt records may be among the server's clients, so it must not end.
 	keep := slices.Concat(s.ledger.index.on(gpuOfServer(name), "").served(name), s.ledger.corrupt.all())
 	slices.Sort(keep)
-	return s.silence.ask(func() error { return s.sharing.RetainMPS(ctx, name, slices.Compact(keep)) })
+	return s.ask(ctx, name, func() error { return s.sharing.RetainMPS(ctx, name, slices.Compact(keep)) })
 }
 
 // stopServed removes a claim without a record from the MPS servers that serve it. Failures are retried by recoverMPS;
@@ -163,7 +163,7 @@ func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, te
 		return err
 	}
 	klog.FromContext(ctx).Info("Removing a claim without a record from an MPS server", "server", name, "claimUID", uid)
-	return s.silence.ask(func() error { return s.sharing.StopMPS(ctx, uid, name) })
+	return s.ask(ctx, name, func() error { return s.sharing.StopMPS(ctx, uid, name) })
 }
 
 // reconcileServed removes from MPS servers the claims of no owner or another one that have no record here and are gone from

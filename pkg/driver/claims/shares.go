@@ -77,7 +77,7 @@ func (s *Shares) startServer(ctx context.Context, b *backend, r *records.Record,
 		}
 		served = partitions[0]
 	}
-	err = s.silence.ask(func() (err error) {
+	err = s.ask(ctx, served.Name(), func() (err error) {
 		pipeDir, shmDir, err = s.sharing.StartMPS(ctx, r.Claim.UID, served, d.OwnUUID(), b.hardware.Node().Offer(g), d.Share.Limits())
 		return err
 	})
@@ -109,7 +109,7 @@ func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) (kept 
 // stopServer removes a claim from the MPS server of a device. After the last claim of a partition no server may keep running,
 // not even for a claim that a plugin registered before it was killed: the partition is destroyed next.
 func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Device) error {
-	err := s.silence.ask(func() error { return s.sharing.StopMPS(ctx, uid, d.Server()) })
+	err := s.ask(ctx, d.Server(), func() error { return s.sharing.StopMPS(ctx, uid, d.Server()) })
 	if err != nil || d.Partition == nil || len(s.ledger.index.on(d.GPU, uid).served(d.Server())) > 0 {
 		return err
 	}

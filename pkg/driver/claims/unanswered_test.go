@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,13 +60,7 @@ func TestUnprepare_SupervisorFrozen(t *testing.T) {
 		b.offers[0], b.offers[1], b.offers[2] = sharesByMPS(), sharesByMPS(), sharesByMPS()
 		b.prepare("one", b.name(0)+"-mps")
 		b.prepare("two", b.name(1)+"-mps", b.name(2)+"-mps")
-		b.sharing.err = func(what string) error {
-			if strings.HasPrefix(what, "before StopMPS") {
-				<-time.After(30 * time.Second)
-				return errors.New("the MPS supervisor did not answer in time")
-			}
-			return nil
-		}
+		b.Shares.sharing = frozenSharing{b.sharing}
 		for _, uid := range []types.UID{"one", "two"} {
 			least := time.Hour
 			for range 3 {
@@ -80,6 +73,42 @@ func TestUnprepare_SupervisorFrozen(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The supervisor takes long for some GPUs, whose servers hang in the driver. It serves the others, and no pod waits for long.
+func TestShares_ServersHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		b.offers[0], b.offers[1], b.offers[2] = sharesByMPS(), sharesByMPS(), sharesByMPS()
+		b.prepare("a", b.name(0)+"-mps", b.name(1)+"-mps")
+		b.Shares.sharing = hangingSharing{b.sharing, b.name(2)}
+		for tries := 1; b.recordState("a") != records.Releasing; tries++ {
+			ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+			_ = b.Unprepare(ctx, refOf(deviceClaim("a")))
+			cancel()
+			if tries > 3 {
+				t.Fatal("the pod stays")
+			}
+		}
+		b.prepare("b", b.name(2)+"-mps")
+		b.unprepare("b")
+		if b.Ledger.Record("b") != nil {
+			t.Error("the claim on GPU 2 was not released")
+		}
+	})
+}
+
+// hangingSharing is a supervisor that releases no shares but those of one GPU.
+type hangingSharing struct {
+	*sharingDir
+	but string
+}
+
+func (h hangingSharing) StopMPS(ctx context.Context, uid types.UID, server string) error {
+	if server != h.but {
+		return frozen(ctx)
+	}
+	return h.sharingDir.StopMPS(ctx, uid, server)
 }
 
 // Another plugin process, which was killed while one of its threads hangs in the driver, still has the lock of one GPU: the kernel

@@ -50,9 +50,16 @@ func (s *Sharing) StartMPS(
 	if err != nil {
 		return "", "", err
 	}
-	endpoint, err := s.supervisor.Ensure(ctx, Request{
-		Claim: uid, Device: of.Name(), UUID: uuid, PCI: of.GPU.PCI, Settings: settings, Owner: s.owner,
-	})
+	if limits != nil {
+		// The server of a claim that a plugin registered before it was killed has other settings.
+		err = s.supervisor.Retain(ctx, of.Name(), s.owner, []types.UID{uid})
+	}
+	var endpoint Endpoint
+	if err == nil {
+		endpoint, err = s.supervisor.Ensure(ctx, Request{
+			Claim: uid, Device: of.Name(), UUID: uuid, PCI: of.GPU.PCI, Settings: settings, Owner: s.owner,
+		})
+	}
 	if err != nil {
 		return "", "", &StartError{of.Name(), err}
 	}

@@ -21,6 +21,7 @@ type fakeSupervisor struct {
 	requests []Request
 	released []string
 	retained map[string][]types.UID
+	alone    map[string][]types.UID // retained before the last Ensure
 	status   *Status
 	err      error
 }
@@ -28,6 +29,7 @@ type fakeSupervisor struct {
 const testOwner = "gpu.cleave.dev"
 
 func (f *fakeSupervisor) Ensure(_ context.Context, r Request) (Endpoint, error) {
+	f.alone = f.retained
 	f.requests = append(f.requests, r)
 	return Endpoint{PipeDir: "/mps/pipe", LogDir: "/mps/log", ShmDir: "/mps/shm"}, f.err
 }
@@ -88,6 +90,10 @@ func TestStartMPS_ExclusiveClaim(t *testing.T) {
 		}
 		if diff := cmp.Diff(tt.want, f.requests[0].Settings); diff != "" {
 			t.Errorf("%s: settings (-want +got):\n%s", name, diff)
+		}
+		// A claim that a plugin registered before it was killed would have the server go on with settings of its own.
+		if diff := cmp.Diff(map[string][]types.UID{g.PCI.DeviceName() + " " + testOwner: {"claim-1"}}, f.alone); diff != "" {
+			t.Errorf("%s: claims that stay on the server (-want +got):\n%s", name, diff)
 		}
 	}
 }

@@ -243,6 +243,8 @@ func (s failingSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, e
 	return mps.Endpoint{}, s.err
 }
 
+func (s failingSupervisor) Retain(context.Context, string, string, []types.UID) error { return s.err }
+
 // startError is what comes of a server that does not start.
 func startError(t *testing.T, err error) error {
 	t.Helper()

@@ -130,8 +130,11 @@ func (d *daemon) waitReady(ctx context.Context) error {
 	}
 }
 
-// removeDirs removes the directories of createDirs.
-func (d *daemon) removeDirs() error {
+// remove ends the daemon, whose last process ID is given, and removes the directories of createDirs.
+func (d *daemon) remove(ctx context.Context, last *ProcessID) error {
+	if err := d.end(ctx, last); err != nil {
+		return err
+	}
 	for _, dir := range d.paths.mounts() {
 		if err := d.on.Mounts.Unmount(dir); err != nil {
 			return fmt.Errorf("unmount %s: %w", dir, err)

@@ -267,7 +267,11 @@ func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
 
 func (h *fakeHost) Mount(_ context.Context, t tmpfs) error {
 	return h.around("mount", func() error {
-		h.locked(func() { h.mounts[t.dir] = t.size })
+		h.locked(func() {
+			if _, mounted := h.mounts[t.dir]; !mounted {
+				h.mounts[t.dir] = t.size
+			}
+		})
 		return nil
 	})
 }

@@ -28,8 +28,9 @@ type gpuState struct {
 	daemon  daemon
 	started time.Time
 	// restarts in a row, see restart.go.
-	restarts   int
-	restarting bool // by a running goroutine
+	restarts int
+	// endRestart ends the goroutine that restarts the daemon; nil if none does.
+	endRestart context.CancelFunc
 	failed     bool
 	message    string // reason for the state
 	// waits is since when the compute mode cannot be restored because the GPU is in MIG mode; zero if it can.
@@ -91,11 +92,16 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 
 // startFor starts a daemon for a claim and the existing ones.
 func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
-	if g.daemon.process != nil {
+	first := g.record == nil || len(g.record.Claims) == 0
+	if g.daemon.process != nil && !first {
 		g.noteLoss(ctx, "it ended: "+g.daemon.process.How()) // before watch noticed
 	}
-	first := g.record == nil || len(g.record.Claims) == 0
 	if first {
+		if g.record != nil { // whose removal failed: files of its claims may be in /dev/shm
+			if err := g.daemon.remove(ctx, g.record.Daemon); err != nil {
+				return mps.Endpoint{}, fmt.Errorf("remove MPS from %s: %w", g.device, err)
+			}
+		}
 		g.renew(r)
 	}
 	known := g.record.has(r.Claim)
@@ -130,7 +136,7 @@ func (g *gpuState) renew(r mps.Request) {
 		Phase: starting, Settings: r.Settings,
 	}
 	if last := g.record; last != nil {
-		next.Generation, next.Daemon = last.Generation, last.Daemon
+		next.Generation = last.Generation
 		if last.UUID == r.UUID || last.UUID == "" {
 			next.PreviousMode, next.Closed = last.PreviousMode, last.Closed // meaningless for another GPU
 		}

@@ -48,7 +48,7 @@ func (g *gpuState) watch(process Process) {
 		return
 	}
 	defer g.unlock()
-	if g.daemon.process != process {
+	if g.daemon.process != process || len(g.record.Claims) == 0 { // without claims, it remains to be removed
 		return
 	}
 	g.noteLoss(ctx, "it ended: "+process.How())
@@ -84,56 +84,55 @@ func (g *gpuState) report(ctx context.Context, kind mps.EventKind, claims []type
 func (g *gpuState) restartLater(ctx context.Context) {
 	g.giveUp(ctx)
 	g.keepOff(ctx)
-	if g.restarting || ctx.Err() != nil {
+	if g.endRestart != nil || ctx.Err() != nil {
 		return
 	}
-	g.restarting = true
+	wanted, end := context.WithCancel(g.s.life)
+	g.endRestart = end
 	wait := delay(g.restarts)
-	g.s.wg.Go(func() { g.restart(wait) })
+	g.s.wg.Go(func() { g.restart(wanted, wait) })
 }
 
-// restart tries until a daemon runs, no claim wants one, or the supervisor stops.
-func (g *gpuState) restart(wait time.Duration) {
+// restarted ends the goroutine that restarts the daemon: it runs, or no claim wants it. The next loss is not to wait for that goroutine,
+// which may sleep for a minute while nothing blocks the GPU.
+func (g *gpuState) restarted() {
+	if g.endRestart != nil {
+		g.endRestart()
+		g.endRestart = nil
+	}
+}
+
+// restart tries until a daemon runs, no claim wants one, or the supervisor stops: wanted ends then.
+func (g *gpuState) restart(wanted context.Context, wait time.Duration) {
 	ctx := g.s.life
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-		case <-ctx.Done():
+		case <-wanted.Done():
 			return
 		}
-		if err := g.lock(ctx); err != nil {
+		if err := g.lock(wanted); err != nil {
 			return
 		}
-		again := g.tryRestart(ctx)
-		g.restarting = again
+		if wanted.Err() != nil {
+			g.unlock()
+			return
+		}
+		g.restarts++
 		wait = delay(g.restarts)
-		g.unlock()
-		if !again {
-			return
+		if err := g.start(ctx); err != nil {
+			g.message = err.Error()
+			g.show()
+			klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
+				"gpu", g.device, "attempt", g.restarts, "next", wait)
+			g.giveUp(ctx)
+			g.keepOff(ctx)
 		}
+		g.unlock()
 		timer.Reset(wait)
 	}
-}
-
-// tryRestart reports whether to try again.
-func (g *gpuState) tryRestart(ctx context.Context) bool {
-	if g.record == nil || len(g.record.Claims) == 0 || g.runs() {
-		return false
-	}
-	g.restarts++
-	err := g.start(ctx)
-	if err == nil {
-		return false
-	}
-	g.message = err.Error()
-	g.show()
-	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
-		"gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
-	g.giveUp(ctx)
-	g.keepOff(ctx)
-	return true
 }
 
 // keepOff blocks a GPU without a daemon, unless the next one is started at once. If that fails, the claims still wait for their

@@ -221,6 +221,60 @@ func TestRestart_DaemonDiesSoon(t *testing.T) {
 	})
 }
 
+// A daemon that is lost soon after it was started for a claim is restarted at once, although the one before it was lost often.
+func TestRestart_LostAfterEnsure(t *testing.T) {
+	for name, released := range map[string]bool{"the claims stay": false, "the claims have gone": true} {
+		t.Run(name, func(t *testing.T) {
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, _ Config) {
+				a, b := requestFor("a", 1), requestFor("b", 1)
+				ensure(t, s, a)
+				h.onStep(noDaemonStarts)
+				h.kill(a.Device)
+				time.Sleep(20 * time.Second) //nolint:forbidigo // in a bubble
+				h.onStep(nil)
+				if released {
+					release(t, s, a)
+				}
+				ensure(t, s, b)
+				h.kill(a.Device)
+				time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+				if st := s.Status().GPUs[0]; st.State != mps.Running {
+					t.Errorf("status %+v and compute mode %d a second after the loss, want a daemon that runs", st, h.modeOf(a.PCI))
+				}
+			})
+		})
+	}
+}
+
+// The last claim goes, but that cannot be recorded. Nobody has lost a daemon that ends then, nor is it restarted.
+func TestRelease_NotRecorded(t *testing.T) {
+	for name, next := range map[string]func(t *testing.T, s *Supervisor, h *fakeHost, a mps.Request){
+		"the daemon ends": func(_ *testing.T, _ *Supervisor, h *fakeHost, a mps.Request) { h.kill(a.Device) },
+		"another claim comes": func(t *testing.T, s *Supervisor, _ *fakeHost, a mps.Request) {
+			release(t, s, a)
+			ensure(t, s, requestFor("b", 1))
+		},
+		"another claim comes at once": func(t *testing.T, s *Supervisor, _ *fakeHost, _ mps.Request) { ensure(t, s, requestFor("b", 1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+				a := requestFor("a", 1)
+				ensure(t, s, a)
+				h.onStep(failStep("before write", 1))
+				wantError(t, s.Release(t.Context(), a.Device, a.Claim), errStep.Error())
+				next(t, s, h, a)
+				time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+				if len(s.reports.pending) > 0 {
+					t.Errorf("reported %+v", s.reports.pending)
+				}
+				release(t, s, requestFor("b", 1))
+				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+				h.wantNothingLeft(t, config)
+			})
+		})
+	}
+}
+
 func TestRelease_EndsRestarts(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)

@@ -55,6 +55,7 @@ func (g *gpuState) start(ctx context.Context) error {
 // running notes that the daemon runs, reports that to claims that had lost theirs, and watches it.
 func (g *gpuState) running(ctx context.Context) {
 	g.started, g.failed, g.message = time.Now(), false, ""
+	g.restarted()
 	if lost := g.record.Lost; len(lost) > 0 {
 		g.report(ctx, mps.DaemonRestarted, lost,
 			fmt.Sprintf("a new MPS control daemon runs (generation %d)", g.record.Generation))

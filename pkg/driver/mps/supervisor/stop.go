@@ -16,13 +16,11 @@ import (
 func (g *gpuState) dismantle(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	ctx = context.WithoutCancel(ctx)
+	g.restarted()
 	g.record.Phase, g.record.Claims, g.record.Lost, g.record.Owners = stopping, nil, nil, nil
 	err := g.save()
 	if err == nil {
-		err = g.daemon.end(ctx, g.record.Daemon)
-	}
-	if err == nil {
-		err = g.daemon.removeDirs()
+		err = g.daemon.remove(ctx, g.record.Daemon)
 	}
 	if err == nil {
 		err = g.s.computeMode(g.record).restoreMode(ctx)

@@ -203,6 +203,27 @@ func TestRelease_StubbornDaemon(t *testing.T) {
 	}
 }
 
+// The /dev/shm of claims that have ended is not that of the next ones, even if their daemon did not end with them.
+func TestEnsure_AfterStubbornDaemon(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		h.stubborn = 3
+		a, b := requestFor("a", 1), requestFor("b", 1)
+		b.Settings.SharedMemory *= 2
+		ensure(t, s, a)
+		wantError(t, s.Release(t.Context(), a.Device, a.Claim), "does not end")
+		h.locked(func() {
+			for _, p := range h.processes {
+				p.withhold = 0
+			}
+		})
+		h.stubborn = 0
+		e := ensure(t, s, b)
+		equal(t, "size of /dev/shm", b.Settings.SharedMemory, h.mounts[e.ShmDir])
+		release(t, s, b)
+		h.wantNothingLeft(t, config)
+	})
+}
+
 func TestEnsure_InvalidRequest(t *testing.T) {
 	change := func(do func(*mps.Request)) mps.Request {
 		r := requestFor("a", 1)
