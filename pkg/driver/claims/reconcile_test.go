@@ -237,8 +237,8 @@ func TestReconcile_CorruptRecord(t *testing.T) {
 	}
 }
 
-// Until the record is made again, nothing says that the claim's containers have the GPU but the driver, also where the corrupt record cannot
-// be moved.
+// Until the record is made again, nothing says that the claim's containers have the GPU but the driver, also where the corrupt record
+// cannot be moved.
 func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 	for name, fail := range map[string]func(op, path string) error{"moved": nil, "in its place": failOp("Rename", syscall.EIO)} {
 		t.Run(name, func(t *testing.T) {

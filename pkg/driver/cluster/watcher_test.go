@@ -383,31 +383,3 @@ func TestWatcher_NodeRecreated(t *testing.T) {
 		}
 	})
 }
-
-// The stores look at each object under a lock of theirs, which State takes as well.
-func TestWatcher_StateWhileNodeChanges(t *testing.T) {
-	w := NewWatcher(fake.NewClientset(), "gpu.cleave.dev", "node-1", "", func() {})
-	node := nodeObject("")
-	node.UID = "first"
-	changed := make(chan error)
-	go func() {
-		defer close(changed)
-		for range 10_000 {
-			if err := w.object.Update(node); err != nil {
-				changed <- err
-				return
-			}
-		}
-	}()
-	for {
-		select {
-		case err := <-changed:
-			if err != nil {
-				t.Error(err)
-			}
-			return
-		default:
-			w.State()
-		}
-	}
-}
