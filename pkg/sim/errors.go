@@ -47,7 +47,7 @@ type returnCode struct {
 // returnCodes lists every value of nvmlReturn_t, in ascending order.
 var returnCodes = []returnCode{
 	{CodeSuccess, "SUCCESS", "The operation was successful", nil},
-	{CodeUninitialized, "UNINITIALIZED", "NVML was not first initialized with nvmlInit()", nil},
+	{CodeUninitialized, "UNINITIALIZED", "NVML was not first initialized with nvmlInit()", gpu.ErrDriverNotLoaded},
 	{CodeInvalidArgument, "INVALID_ARGUMENT", "Invalid Argument", gpu.ErrInvalidArgument},
 	{CodeNotSupported, "NOT_SUPPORTED", "Not Supported", gpu.ErrNotSupported},
 	{CodeNoPermission, "NO_PERMISSION", "Insufficient Permissions", nil},

@@ -83,14 +83,15 @@ func missRecords(ctx context.Context, l *Ledger, specs SpecRemover) {
 	}
 }
 
-// setAside moves a corrupt record aside, reports it, and marks the claim for the next Reconcile.
+// setAside marks the claim of a corrupt record for the next Reconcile, moves the record aside, and reports it. A record that cannot be
+// moved is overwritten when it is created again.
 func (l *Ledger) setAside(ctx context.Context, uid types.UID, cause error) error {
+	l.corrupt.add(uid)
 	aside, err := l.store.SetAside(uid)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Error(cause, "Set aside a corrupt claim record", "claimUID", uid, "movedTo", aside)
-	l.corrupt.add(uid)
 	if l.corrupt.notify != nil {
 		l.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
 			"If the claim still has pods here, its record is created again from the API server.", uid, aside, cause))

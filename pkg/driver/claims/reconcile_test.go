@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -236,15 +237,22 @@ func TestReconcile_CorruptRecord(t *testing.T) {
 	}
 }
 
-// Until the record is made again, nothing says that the claim's containers have the GPU but the driver.
+// Until the record is made again, nothing says that the claim's containers have the GPU but the driver, also where the corrupt record
+// cannot be moved.
 func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
-	before := newBed(t)
-	mustPrepare(t, before.Preparer, claimOn("a", 1))
-	spoil(t, before.dir, "a")
-	b := before.another().start()
-	b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
-	if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
-		t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))
+	for name, fail := range map[string]func(op, path string) error{"moved": nil, "in its place": failOp("Rename", syscall.EIO)} {
+		t.Run(name, func(t *testing.T) {
+			before := newBed(t)
+			mustPrepare(t, before.Preparer, claimOn("a", 1))
+			spoil(t, before.dir, "a")
+			b := before.another()
+			b.disk.fail = fail
+			b.start()
+			b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
+			if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
+				t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
@@ -39,5 +40,33 @@ func TestNodeOf_Notices(t *testing.T) {
 	want := []notices.Notice{{Source: notices.Node, ID: key, Kind: notices.Reclaim, Text: "taint " + key}}
 	if diff := cmp.Diff(want, got.Notices); diff != "" {
 		t.Errorf("notices (-want +got):\n%s", diff)
+	}
+}
+
+// The stores look at each object under a lock of theirs, which State takes as well.
+func TestWatcher_StateWhileNodeChanges(t *testing.T) {
+	w := NewWatcher(fake.NewClientset(), "gpu.cleave.dev", "node-1", "", func() {})
+	node := nodeObject("")
+	node.UID = "first"
+	changed := make(chan error)
+	go func() {
+		defer close(changed)
+		for range 10_000 {
+			if err := w.object.Update(node); err != nil {
+				changed <- err
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case err := <-changed:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		default:
+			w.State()
+		}
 	}
 }

@@ -43,12 +43,11 @@ type Watcher struct {
 	// clientLabels are those of clients that State has; set before Run.
 	clientLabels []string
 
-	// recreated is closed once the Node object is not the one that was read first.
+	// recreated is closed once the Node object is not the one that was read first, whose UID is uid. Both are for noteUID.
 	recreated chan struct{}
+	uid       types.UID
 
 	mu sync.Mutex
-	// uid is that of the first Node object.
-	uid types.UID
 	// last is the last state of the Node object, which holds while the object is briefly gone.
 	last Node
 }
@@ -151,14 +150,13 @@ func (w *Watcher) State() State {
 // Controller.syncPool: the UID of the owner is cached and expected not to change).
 func (w *Watcher) Recreated() <-chan struct{} { return w.recreated }
 
-// noteUID compares a Node object with the first one.
+// noteUID compares a Node object with the first one. The store of the Node calls it with its lock held, which State takes after mu:
+// it must not take mu.
 func (w *Watcher) noteUID(object any) {
 	node, ok := object.(*corev1.Node)
 	if !ok || node.UID == "" {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	switch {
 	case w.uid == "":
 		w.uid = node.UID

@@ -33,6 +33,8 @@ type scan struct {
 	missing []gpu.PCIAddress
 	next    time.Time
 	backoff time.Duration
+	// ended is set while NVML is not initialised, as a restart has failed.
+	ended bool
 	// gone are the GPUs that sysfs lacked at the last scan.
 	gone map[gpu.PCIAddress]bool
 }
@@ -51,18 +53,24 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 	if !slices.Equal(missing, s.scan.missing) {
 		s.scan.missing, s.scan.next, s.scan.backoff = missing, time.Time{}, 0
 	}
-	wanted := len(missing) > 0 || len(s.Node().Problems) > 0
+	wanted := len(missing) > 0 || len(s.Node().Problems) > 0 || s.scan.ended
 	due := wanted && !time.Now().Before(s.scan.next)
 	if !due && !stale && !gone {
 		return false, nil
 	}
+	changed, err = reread(ctx, s, allocated)
+	ended := errors.Is(err, gpu.ErrDriverNotLoaded)
+	due = due || ended && !s.scan.ended
+	s.scan.ended = ended
 	if due {
 		s.scan.backoff = min(max(minScanBackoff, 2*s.scan.backoff), maxScanBackoff)
 		s.scan.next = time.Now().Add(s.scan.backoff)
 	}
-	changed, err = reread(ctx, s, allocated)
-	ended := errors.Is(err, gpu.ErrDriverNotLoaded) // an earlier attempt failed to initialise NVML
-	if err != nil && !ended || !due {
+	if err != nil && !ended {
+		s.stale.Store(true) // the next scan tries again
+		return changed, err
+	}
+	if !due {
 		return changed, err
 	}
 	if missing, _ = s.scan.compare(s.inventory, allocated); len(missing) == 0 && !ended {
@@ -72,7 +80,11 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 	if err := s.calls.restart(ctx, s.root, s.calls.timeouts.Change, func() {}); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
+	s.scan.ended = false
 	again, err := reread(ctx, s, allocated)
+	if err != nil {
+		s.stale.Store(true)
+	}
 	return changed || again, err
 }
 

@@ -183,8 +183,33 @@ func TestSession_RetakeFails(t *testing.T) {
 		t.Error("a GPU without a handle answers")
 	}
 	r.must(r.node.Faults().Clear(0))
-	if _, err := r.Rediscover(ctx, func(gpu.PCIAddress) bool { return false }); err != nil {
-		t.Fatal(err)
+	r.must(r.node.Faults().FailNth("nvmlDeviceGetCount_v2", 1, sim.CodeUnknown))
+	if err := r.look(); err == nil {
+		t.Error("the first look did not fail")
 	}
+	r.must(r.look())
 	r.must(r.VerifyGPU(ctx, r.gpu(0)))
+}
+
+// look looks for GPUs.
+func (r *released) look() error {
+	_, err := r.Rediscover(r.t.Context(), func(gpu.PCIAddress) bool { return false })
+	return err
+}
+
+// NVML that cannot be initialised again to close a GPU is initialised by a later look: until then no GPU answers.
+func TestSession_ReleaseFails(t *testing.T) {
+	r := newReleased(t, "dgx-a100")
+	ctx := t.Context()
+	r.must(r.node.Faults().FailNth("nvmlInit_v2", 1, sim.CodeUnknown))
+	if err := r.Release(ctx, r.gpu(0).PCI); err == nil {
+		t.Error("Release succeeded")
+	}
+	if err := r.VerifyGPU(ctx, r.gpu(1)); err == nil {
+		t.Error("a GPU answers without NVML")
+	}
+	r.must(r.look())
+	for i := range 8 {
+		r.must(r.VerifyGPU(ctx, r.gpu(i)))
+	}
 }
