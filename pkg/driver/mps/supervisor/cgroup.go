@@ -22,20 +22,24 @@ func (p Processes) makeCgroup(d Daemon) (string, error) {
 	if p.Cgroup == "" {
 		return "", nil
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(filepath.Dir(filepath.Clean(p.Cgroup)), &fs); err != nil {
+	var at unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(filepath.Clean(p.Cgroup)), &at); err != nil {
 		return "", fmt.Errorf("stat --daemon-cgroup %s: %w", p.Cgroup, err)
 	}
-	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+	if at.Type != unix.CGROUP2_SUPER_MAGIC {
 		return "", fmt.Errorf("--daemon-cgroup %s is not in a cgroup v2 file system", p.Cgroup)
 	}
 	dir := filepath.Join(p.Cgroup, d.GPU)
-	for _, d := range []string{p.Cgroup, dir} {
-		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+	for {
+		err := os.MkdirAll(dir, 0o700)
+		if err == nil {
+			return dir, nil
+		}
+		// The daemon of another GPU ends, and has removed the parent, empty as it was.
+		if !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("create the cgroup of a daemon (--daemon-cgroup): %w", err)
 		}
 	}
-	return dir, nil
 }
 
 // enterCgroup moves this process. A container has a cgroup namespace of its own, and the kernel lets no process move out of it

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -233,6 +234,25 @@ func TestDaemon_OwnCgroup(t *testing.T) {
 		t.Error("the cgroup is left")
 		_ = os.Remove(b.Config.DaemonCgroup)
 	}
+}
+
+// The daemon of one GPU gets its cgroup while that of another one ends, and the parent goes with the last of them.
+func TestCgroup_OfTwoDaemons(t *testing.T) {
+	p := Processes{Cgroup: filepath.Join(cgroup2(t), filepath.Base(t.TempDir())+"-two-daemons")}
+	var both sync.WaitGroup
+	for _, name := range []string{"gpu-a", "gpu-b"} {
+		both.Go(func() {
+			for range 2000 {
+				if _, err := p.makeCgroup(Daemon{GPU: name}); err != nil {
+					t.Error(err)
+				}
+				if err := p.removeCgroup(t.Context(), Daemon{GPU: name}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	both.Wait()
 }
 
 func TestDaemon_CgroupUnavailable(t *testing.T) {
