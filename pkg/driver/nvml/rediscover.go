@@ -69,7 +69,7 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.calls.restart(ctx, s.root, s.calls.timeouts.Change, func() {}); err != nil {
+	if err := s.calls.restart(ctx, s.root, changeTimeout, func() {}); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
 	again, err := reread(ctx, s, allocated)
@@ -171,7 +171,7 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 			err = fmt.Errorf("restart the NVML session: %w", err)
 		}
 	}()
-	release, err := c.dogs.acquireAll(ctx, wait, wait+c.timeouts.Change)
+	release, err := c.dogs.acquireAll(ctx, wait, wait+changeTimeout)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 	clear(c.events)
 	ending := slices.Clone(c.ending)
 	c.mu.Unlock()
-	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.timeouts.Change, true, func() (struct{}, error) {
+	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", changeTimeout, true, func() (struct{}, error) {
 		defer release()
 		defer closeNodes()
 		for _, e := range open {

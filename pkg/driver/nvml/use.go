@@ -130,7 +130,7 @@ func (m *Meter) Read(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.R
 		reading gpu.Reading
 		next    *look
 	}
-	a, err := once(ctx, calls, h, pci, "reading the use", calls.timeouts.Read, false, func(dev Device) (answer, error) {
+	a, err := once(ctx, calls, h, pci, "reading the use", readTimeout, false, func(dev Device) (answer, error) {
 		r := useReader{use: dev.Use(), log: klog.FromContext(ctx).V(4), pci: pci, before: before,
 			next: &look{at: time.Now(), epoch: int64(h.epoch), samples: map[int]heldSample{}}}
 		reading, err := r.read(q)
