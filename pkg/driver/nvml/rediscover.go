@@ -113,11 +113,8 @@ func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) 
 	}
 	before := s.inventory.last
 	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
-	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
-		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
-	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
 	s.inventory.adopt(next)
-	return changed, nil
+	return !before.node.SameGPUs(&next.node), nil
 }
 
 // merge returns the next inventory. A known GPU keeps its first attributes, except those that may change during its lifetime.
