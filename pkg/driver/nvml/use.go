@@ -152,7 +152,7 @@ type useReader struct {
 }
 
 func (r *useReader) read(q UseQuery) (gpu.Reading, error) {
-	reading := gpu.Reading{Since: r.before.at, At: r.next.at}
+	reading := gpu.Reading{At: r.next.at}
 	processes, err := r.use.Processes()
 	if r.known("processes", err) {
 		reading.Processes = processes
