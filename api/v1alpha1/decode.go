@@ -20,11 +20,8 @@ import (
 // maxSize bounds decoded data, in bytes; the API server accepts 10 KiB of opaque parameters, and policies are files of an admin.
 const maxSize = 1 << 20
 
-// decode decodes JSON of one kind of this package. Unknown fields, duplicate fields and other kinds are errors; there may be
-// several.
-func decode(raw []byte, kind string, into any) error { return decodeKind(raw, APIVersion, kind, into) }
-
-func decodeKind(raw []byte, apiVersion, kind string, into any) error {
+// decode decodes JSON of one kind. Unknown fields, duplicate fields and other kinds are errors; there may be several.
+func decode(raw []byte, apiVersion, kind string, into any) error {
 	if len(raw) > maxSize {
 		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
 	}

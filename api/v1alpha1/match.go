@@ -70,7 +70,7 @@ func (r *MemoryRange) validate(path *field.Path) field.ErrorList {
 	if r.Min == nil && r.Max == nil {
 		return field.ErrorList{field.Required(path, "set min, max or both, such as {min: 70Gi}")}
 	}
-	errs := append(atLeast(path.Child("min"), r.Min), atLeast(path.Child("max"), r.Max)...)
+	errs := append(CheckMemory(path.Child("min"), r.Min), CheckMemory(path.Child("max"), r.Max)...)
 	if len(errs) == 0 && r.Min != nil && r.Max != nil && r.Min.Cmp(*r.Max) > 0 {
 		errs = append(errs, field.Invalid(path, fmt.Sprintf("%s to %s", r.Min, r.Max), "min must not be more than max: no GPU matches"))
 	}

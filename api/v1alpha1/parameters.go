@@ -72,11 +72,8 @@ func Priorities() []Priority { return []Priority{PriorityNormal, PriorityBelowNo
 // DecodeParameters reads opaque parameters and checks them; the error names what is wrong.
 func DecodeParameters(raw []byte) (*ShareConfig, error) {
 	c := &ShareConfig{}
-	if err := decode(raw, ShareConfigKind, c); err != nil {
-		return nil, fmt.Errorf("parameters: %w", ProblemsOf(err))
-	}
-	if err := c.validate().ToAggregate(); err != nil {
-		return nil, fmt.Errorf("parameters: %w", ProblemsOf(err))
+	if err := DecodeStrictly(raw, APIVersion, ShareConfigKind, c, c.validate); err != nil {
+		return nil, fmt.Errorf("parameters: %w", err)
 	}
 	if c.TimeSlice == nil && c.MPS == nil {
 		return nil, errors.New("parameters: set timeSlice or mps, or remove the opaque configuration")
@@ -96,7 +93,7 @@ func (c *ShareConfig) validate() field.ErrorList {
 		if p := m.ActiveThreadPercentage; p != nil && (*p < 1 || *p > 100) {
 			errs = append(errs, field.Invalid(path.Child("activeThreadPercentage"), *p, "must be 1 to 100"))
 		}
-		errs = append(errs, atLeast(path.Child("pinnedDeviceMemoryLimit"), m.PinnedDeviceMemoryLimit)...)
+		errs = append(errs, CheckMemory(path.Child("pinnedDeviceMemoryLimit"), m.PinnedDeviceMemoryLimit)...)
 		if m.Priority != "" {
 			errs = append(errs, oneOf(path.Child("priority"), m.Priority, Priorities())...)
 		}

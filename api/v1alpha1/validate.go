@@ -31,7 +31,7 @@ func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
 		return nil, ProblemsOf(documents[0].Err)
 	}
 	p := &NodePolicy{}
-	if err := decode(documents[0].JSON, NodePolicyKind, p); err != nil {
+	if err := decode(documents[0].JSON, APIVersion, NodePolicyKind, p); err != nil {
 		return nil, ProblemsOf(err)
 	}
 	if err := p.Validate(); err != nil {
@@ -137,7 +137,7 @@ func (m *MPSPolicy) validate(path *field.Path) field.ErrorList {
 	errs := between(path.Child("shares"), m.Shares, MaxMPSShares)
 	errs = append(errs, m.Memory.validate(path.Child("memory"))...)
 	errs = append(errs, m.Cores.validate(path.Child("cores"))...)
-	errs = append(errs, atLeast(path.Child("sharedMemory"), m.SharedMemory)...)
+	errs = append(errs, CheckMemory(path.Child("sharedMemory"), m.SharedMemory)...)
 	if m.Placement != "" {
 		errs = append(errs, oneOf(path.Child("placement"), m.Placement, SharePlacements())...)
 	}
@@ -276,8 +276,8 @@ func (c *MemoryCut) validate(path *field.Path) field.ErrorList {
 	if c == nil {
 		return nil
 	}
-	errs := slices.Concat(atLeast(path.Child("minimum"), c.Minimum), atLeast(path.Child("step"), c.Step),
-		atLeast(path.Child("default"), c.Default))
+	errs := slices.Concat(CheckMemory(path.Child("minimum"), c.Minimum), CheckMemory(path.Child("step"), c.Step),
+		CheckMemory(path.Child("default"), c.Default))
 	if c.Default == nil || len(errs) > 0 {
 		return errs
 	}
@@ -333,8 +333,8 @@ func between(path *field.Path, value *int32, most int32) field.ErrorList {
 	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be 1 to %d", most))}
 }
 
-// atLeast rejects less than a mebibyte.
-func atLeast(path *field.Path, value *resource.Quantity) field.ErrorList {
+// CheckMemory rejects an amount of memory below 1Mi, or that is not a whole number of bytes; nil is valid.
+func CheckMemory(path *field.Path, value *resource.Quantity) field.ErrorList {
 	if value == nil {
 		return nil
 	}

@@ -38,7 +38,7 @@ func (g *GPU) Fit(want []ProfileCount, prefer []Place, earlier ...Place) ([]Plac
 func (g *GPU) groups(want []ProfileCount) ([]ProfileCount, error) {
 	counts := map[int]int{}
 	for _, w := range want {
-		p := g.MIG.find(w.ProfileID)
+		p := g.MIG.Profile(w.ProfileID)
 		switch {
 		case len(g.MIG.offered()) == 0:
 			return nil, fmt.Errorf("%s cannot be partitioned", article(g.ProductName))
@@ -59,8 +59,8 @@ func (g *GPU) groups(want []ProfileCount) ([]ProfileCount, error) {
 	return groups, nil
 }
 
-// find returns a profile of the board, or nil.
-func (m *MIG) find(id int) *Profile {
+// Profile returns the board's profile with an ID, or nil.
+func (m *MIG) Profile(id int) *Profile {
 	for i := range m.Profiles {
 		if m.Profiles[i].ID == id {
 			return &m.Profiles[i]

@@ -111,6 +111,14 @@ type MIG struct {
 	Slices int
 }
 
+// SameGPUs reports whether two inventories have the same GPUs and problems. While a GPU cannot be read, the inventory is reread and
+// is a new value each time.
+func (n *Node) SameGPUs(other *Node) bool {
+	return n == other || slices.EqualFunc(n.GPUs, other.GPUs, func(a, b GPU) bool {
+		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
+	}) && slices.EqualFunc(n.Problems, other.Problems, func(a, b Problem) bool { return a.Err.Error() == b.Err.Error() })
+}
+
 // SameMode reports whether two reads agree on whether the mode needs a reset and, if so, on the mode.
 func (m MIG) SameMode(n MIG) bool {
 	return m.NeedsReset == n.NeedsReset && (m.Enabled == n.Enabled || !m.NeedsReset)
@@ -118,10 +126,8 @@ func (m MIG) SameMode(n MIG) bool {
 
 // ProfileName is the name of a profile for people, or its ID where it has none.
 func (m *MIG) ProfileName(id int) string {
-	for i := range m.Profiles {
-		if m.Profiles[i].ID == id && m.Profiles[i].Name != "" {
-			return m.Profiles[i].Name
-		}
+	if p := m.Profile(id); p != nil && p.Name != "" {
+		return p.Name
 	}
 	return "profile " + strconv.Itoa(id)
 }

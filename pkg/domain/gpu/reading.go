@@ -10,8 +10,7 @@ const WholeGPU = -1
 // Reading is what one look at a GPU shows of its use. What the board or its driver does not say is nil; an empty list says that
 // there is none.
 type Reading struct {
-	// Since is the time of the previous look; zero for the first. At is that of this one.
-	Since, At time.Time
+	At time.Time // of this look
 	// Energy the GPU has consumed since the driver was loaded, in millijoules.
 	Energy *uint64
 	// Processes use the GPU.

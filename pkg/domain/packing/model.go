@@ -140,12 +140,3 @@ func NewModel(counters []Counter, blocks []string, gpus []GPU, devices []Device)
 	}
 	return m
 }
-
-// All is the set of all devices.
-func (m *Model) All() Bits {
-	b := NewBits(len(m.Devices))
-	for i := range m.Devices {
-		b.Set(i)
-	}
-	return b
-}

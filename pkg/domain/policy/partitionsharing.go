@@ -80,12 +80,12 @@ func appendSharing(all []PartitionSharing, problems []string, p *gpu.Profile, by
 // keepShared offers allocated shared partitions that the policy no longer has.
 func (o *Offer) keepShared(all []gpu.SharedPlace, node *gpu.Node, g *gpu.GPU) {
 	for _, at := range all {
-		i := slices.IndexFunc(g.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == at.ProfileID })
-		if i < 0 {
+		p := g.MIG.Profile(at.ProfileID)
+		if p == nil {
 			continue
 		}
 		var sharing *Sharing
-		if t := (target{g, &g.MIG.Profiles[i]}); at.Share == gpu.MPS {
+		if t := (target{g, p}); at.Share == gpu.MPS {
 			sharing, _ = mps(nil, node, t, Capabilities{})
 		} else {
 			sharing, _ = timeSlice(nil, t, Capabilities{})

@@ -82,40 +82,42 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WriteFile writes a temporary file and renames it. A failed step leaves nothing behind.
-func (d Disk) WriteFile(path string, data []byte) error {
-	return d.replace(path, data, func(*os.File) error { return nil })
+// WriteFile writes a temporary file and renames it.
+func (Disk) WriteFile(path string, data []byte) error {
+	return Replace(path, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
 }
 
 // WriteDurable is WriteFile, but syncs the file before renaming it, and its directory afterwards.
-func (d Disk) WriteDurable(path string, data []byte) error {
-	if err := d.replace(path, data, (*os.File).Sync); err != nil {
+func (Disk) WriteDurable(path string, data []byte) error {
+	err := Replace(path, func(f *os.File) error {
+		if _, err := f.Write(data); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
+	if err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
 }
 
-func (Disk) replace(path string, data []byte, sync func(*os.File) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
+// Replace replaces a file atomically by one that fill writes, with mode 0600 unless fill changes it. A failed step leaves nothing
+// behind.
+func Replace(path string, fill func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path)))
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.Write(data)
-	if err == nil {
-		err = sync(f)
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
+	if err = errors.Join(fill(f), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return err
+		return errors.Join(err, os.Remove(f.Name()))
 	}
-	return os.Rename(f.Name(), path)
+	return nil
 }
 
 // syncDir makes the names in a directory durable.
@@ -124,11 +126,7 @@ func syncDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	err = d.Sync()
-	if closeErr := d.Close(); err == nil {
-		err = closeErr
-	}
-	return err
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // temporary is the name pattern of a file's temporary files.

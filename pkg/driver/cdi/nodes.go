@@ -22,7 +22,6 @@ import (
 // the module (nvidia-modprobe-utils.c, NV_MAJOR_DEVICE_NUMBER and nvidia_uvm_mknod).
 const (
 	majorNVIDIA  = 195
-	minorModeset = 254
 	minorControl = 255
 	uvmModule    = "nvidia-uvm"
 )

@@ -3,9 +3,7 @@
 package claims
 
 import (
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -63,21 +61,18 @@ func allocation(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) *
 	return r
 }
 
-// gpuOfDevice extracts the name of the whole-GPU device from the name of any of its devices (gpu.Shape.Name).
-var gpuOfDevice = regexp.MustCompile(`^(gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7])(?:-(.+))?$`)
-
 // deviceNamed derives a device from its name.
 func deviceNamed(name string, node *gpu.Node) records.Device {
 	d := records.Device{Device: name, GPU: name}
-	match := gpuOfDevice.FindStringSubmatch(name)
-	if match == nil {
+	pci, err := gpu.ParseDeviceName(name)
+	of, ok := strings.CutPrefix(name, pci.DeviceName())
+	if err != nil || !ok {
 		return d
 	}
-	d.GPU = match[1]
-	of := match[2]
+	d.GPU = pci.DeviceName()
 	for _, kind := range gpu.Shares() {
-		if rest, ok := strings.CutSuffix("-"+of, "-"+string(kind)); ok {
-			of, d.Share = strings.TrimPrefix(rest, "-"), &records.Share{Kind: kind}
+		if rest, ok := strings.CutSuffix(of, "-"+string(kind)); ok {
+			of, d.Share = rest, &records.Share{Kind: kind}
 			break
 		}
 	}
@@ -88,8 +83,8 @@ func deviceNamed(name string, node *gpu.Node) records.Device {
 	if node != nil {
 		g = node.Find(d.GPU)
 	}
-	if place, ok := strings.CutPrefix(of, "mig-"); ok && g != nil {
-		d.Partition = partitionNamed(g, place)
+	if profileID, start, ok := gpu.ParsePartitionName(name); ok && g != nil {
+		d.Partition = partitionAt(g, profileID, start)
 	}
 	if d.Partition == nil {
 		d.Share = nil // it counts as the whole GPU
@@ -97,18 +92,11 @@ func deviceNamed(name string, node *gpu.Node) records.Device {
 	return d
 }
 
-// partitionNamed returns the partition that "<profile ID>-<start>" names on a GPU; nil if there is none.
-func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
-	id, start, ok := strings.Cut(place, "-")
-	profileID, err1 := strconv.Atoi(id)
-	at, err2 := strconv.Atoi(start)
-	if !ok || err1 != nil || err2 != nil {
-		return nil
-	}
-	for i := range g.MIG.Profiles {
-		p := &g.MIG.Profiles[i]
+// partitionAt returns the partition of a profile that begins at a start; nil if the GPU has no such place.
+func partitionAt(g *gpu.GPU, profileID, start int) *gpu.Partition {
+	if p := g.MIG.Profile(profileID); p != nil {
 		for _, placement := range p.Placements {
-			if p.ID == profileID && placement.Start == at {
+			if placement.Start == start {
 				return &gpu.Partition{ProfileID: p.ID, Placement: placement}
 			}
 		}

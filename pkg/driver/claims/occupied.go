@@ -79,7 +79,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	if lies.offered {
 		return false
 	}
-	if s.IsPartition() && o.refused(placeOf(s)) && !slices.ContainsFunc(o.claimed, want.is) {
+	if s.IsPartition() && o.refused(s.Place()) && !slices.ContainsFunc(o.claimed, want.is) {
 		return true
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&
@@ -91,10 +91,8 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 func shapesOf(g *gpu.GPU, parts []gpu.Partition) []gpu.Shape {
 	var shapes []gpu.Shape
 	for _, p := range parts {
-		for i := range g.MIG.Profiles {
-			if g.MIG.Profiles[i].ID == p.ProfileID {
-				shapes = append(shapes, gpu.Shape{GPU: g, Profile: &g.MIG.Profiles[i], Placement: p.Placement})
-			}
+		if profile := g.MIG.Profile(p.ProfileID); profile != nil {
+			shapes = append(shapes, gpu.Shape{GPU: g, Profile: profile, Placement: p.Placement})
 		}
 	}
 	return shapes

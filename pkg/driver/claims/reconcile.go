@@ -60,14 +60,6 @@ func repair(ctx context.Context, l *Ledger) {
 	}
 }
 
-// Maintain is Recover and Reconcile in one call: Quiesce waits for it.
-func (p *Preparer) Maintain(ctx context.Context, api API) {
-	p.calls.RLock()
-	defer p.calls.RUnlock()
-	p.Recover(ctx)
-	p.Reconcile(ctx, api)
-}
-
 // reconcileClaim releases a claim if the API server no longer has it allocated here and no process uses
 // its GPUs. A force-deleted pod leaves the API server at once, while its containers may still be running: allocating its
 // devices to another claim then would put two tenants on them.

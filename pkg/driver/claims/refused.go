@@ -98,7 +98,7 @@ func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before
 		}
 	}
 	if answer.places != nil {
-		answer.places = append(answer.places, placeOf(d.shape))
+		answer.places = append(answer.places, d.shape.Place())
 	}
 	r.note(d.gpu, d.shape.Profile.ID, answer)
 	klog.FromContext(ctx).Info("The driver refused to create a partition although its place is free; not allocating it for now",
@@ -109,7 +109,3 @@ func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before
 
 // errRefused marks refusals that noteOutcome has remembered.
 var errRefused = errors.New("the driver does not create it though nothing is in its place")
-
-func placeOf(s gpu.Shape) gpu.Place {
-	return gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}
-}

@@ -34,8 +34,10 @@ func Describe(d *records.Device, inventory *gpu.Node) v1alpha1.DeviceStatus {
 		data.UUID, data.ParentUUID = p.UUID, d.UUID
 		data.GPUInstance, data.ComputeInstance = &p.GI, p.CI
 		data.Memory = nil
-		if profile := profileOf(board, p.ProfileID); profile != nil {
-			data.Profile, data.Memory = profile.Name, quantity(profile.Memory)
+		if board != nil {
+			if profile := board.MIG.Profile(p.ProfileID); profile != nil {
+				data.Profile, data.Memory = profile.Name, quantity(profile.Memory)
+			}
 		}
 	}
 	by := gpu.Share("")
@@ -60,18 +62,6 @@ func granted(s *records.Share, limit func(*records.MPS) int64, allocated int64) 
 		return allocated
 	}
 	return cmp.Or(limit(s.MPS), allocated)
-}
-
-func profileOf(board *gpu.GPU, id int) *gpu.Profile {
-	if board == nil {
-		return nil
-	}
-	for i := range board.MIG.Profiles {
-		if board.MIG.Profiles[i].ID == id {
-			return &board.MIG.Profiles[i]
-		}
-	}
-	return nil
 }
 
 func quantity(n uint64) *resource.Quantity {

@@ -87,16 +87,13 @@ func managerOf(driver, node string) string {
 	return driver + "/" + hex.EncodeToString(sum[:16])
 }
 
-// Prepared notes that a claim was prepared, possibly again. It does not block. A nil Writer ignores it.
-func (w *Writer) Prepared(claim records.Claim) {
+// Changed notes that a claim was prepared, possibly again, or that it was unprepared, or an attempt: its record shows whether it has
+// devices. It does not block. A nil Writer ignores it.
+func (w *Writer) Changed(claim records.Claim) {
 	if w != nil {
 		w.queue.AddAfter(claim, delay)
 	}
 }
-
-// Unprepared notes that a claim was unprepared, or an attempt: its record shows whether it still has devices. It does not block. A
-// nil Writer ignores it.
-func (w *Writer) Unprepared(claim records.Claim) { w.Prepared(claim) }
 
 // Restore corrects, after a start, the status of claims that were prepared before.
 func (w *Writer) Restore(all []*records.Record) {

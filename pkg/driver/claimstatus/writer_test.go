@@ -328,7 +328,7 @@ func TestWriter_Run(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); b.Run(ctx) }()
-			b.Prepared(claim)
+			b.Changed(claim)
 			for range tt.want {
 				select {
 				case <-failed:

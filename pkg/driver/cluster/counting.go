@@ -39,16 +39,6 @@ const (
 	askAgain = 10 * time.Second
 )
 
-// same reports whether two answers are equal.
-func same(a, b counting.Counted) bool { return text(a.Missing()) == text(b.Missing()) }
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 // Counting detects what the cluster counts, and follows changes: API servers are upgraded, and their feature gates are changed. The
 // scheduler's release cannot be queried; the API server's is used instead.
 type Counting struct {
@@ -162,7 +152,7 @@ func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 		return false, err
 	}
 	now := counts(release, kept)
-	return !same(*c.counted.Swap(&now), now), nil
+	return fmt.Sprint(c.counted.Swap(&now).Missing()) != fmt.Sprint(now.Missing()), nil
 }
 
 // counts derives what a cluster counts from its release and the fields that its API server keeps of a device.
@@ -218,14 +208,7 @@ func keptBy(release *version.Version) *resourceapi.Device {
 func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
-	slice := &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: c.node + "-" + probe + "-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver: c.driver, NodeName: &c.node, Devices: []resourceapi.Device{*probeDevice()},
-			Pool: resourceapi.ResourcePool{Name: c.node, Generation: 1, ResourceSliceCount: 1},
-		},
-	}
-	would, err := c.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	would, err := dryRun(ctx, c.client, c.driver, c.node, *probeDevice())
 	switch {
 	case refusesFields(err):
 		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
@@ -241,6 +224,20 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 		return nil, fmt.Errorf("query the API server's counting: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
 	return &would.Spec.Devices[0], nil
+}
+
+// dryRun asks the API server what it would store of a node's slice with one device.
+func dryRun(ctx context.Context, client kubernetes.Interface, driver, node string, device resourceapi.Device) (
+	*resourceapi.ResourceSlice, error,
+) {
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-" + device.Name + "-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Devices: []resourceapi.Device{device},
+			Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
+		},
+	}
+	return client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
 // unansweredError is the error of an API server that reports its release but does not answer the dry run.

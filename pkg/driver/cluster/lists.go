@@ -11,7 +11,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
@@ -65,20 +64,12 @@ var errNoLists = errors.New("turn on the feature gate DRAListTypeAttributes of t
 // try asks the API server, by a dry run, what it would store of a slice with a list. An API server that does not know lists drops
 // them, and rejects the attribute that is left without a value.
 func (l *Lists) try(ctx context.Context) error {
-	slice := &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: l.node + "-lists-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver: l.driver, NodeName: &l.node,
-			Pool: resourceapi.ResourcePool{Name: l.node, Generation: 1, ResourceSliceCount: 1},
-			Devices: []resourceapi.Device{{
-				Name: "lists",
-				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-					deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{0, 1}},
-				},
-			}},
+	would, err := dryRun(ctx, l.client, l.driver, l.node, resourceapi.Device{
+		Name: "lists",
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{0, 1}},
 		},
-	}
-	would, err := l.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	})
 	switch {
 	case apierrors.IsInvalid(err):
 		return fmt.Errorf("the API server refuses a list: %w: %w", err, errNoLists)

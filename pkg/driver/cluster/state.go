@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -137,23 +136,19 @@ func devicesOf(object any, driver string) ([]Device, bool) {
 	return devices, len(devices) > 0
 }
 
-// ownName matches the names of Cleave's devices and counter sets, which begin with the GPU's PCI address (gpu.PCIAddress).
-// Those of NVIDIA's driver have a minor number in its place.
-var ownName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
-
-// IsCleaveName reports whether a device or counter set has a name of Cleave's, under any driver name.
-func IsCleaveName(name string) bool { return ownName.MatchString(name) }
+// IsCleaveName reports whether a device or counter set has a name of Cleave's, under any driver name: it begins with the GPU's PCI
+// address. Names of NVIDIA's driver have a minor number in its place.
+func IsCleaveName(name string) bool {
+	_, err := gpu.ParseDeviceName(name)
+	return err == nil
+}
 
 // addressOf is the PCI address of a device: the published one, or the one in a name of Cleave's. Partitions have it only in the
 // name.
 func addressOf(d *resourceapi.Device) (gpu.PCIAddress, bool) {
-	text := ""
+	pci, err := gpu.ParseDeviceName(d.Name)
 	if address := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue; address != nil {
-		text = *address
-	} else if IsCleaveName(d.Name) {
-		parts := strings.SplitN(strings.TrimPrefix(d.Name, "gpu-"), "-", 5)
-		text = parts[0] + ":" + parts[1] + ":" + parts[2] + "." + parts[3]
+		pci, err = gpu.ParsePCIAddress(*address)
 	}
-	pci, err := gpu.ParsePCIAddress(text)
 	return pci, err == nil
 }

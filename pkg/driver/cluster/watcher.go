@@ -21,8 +21,8 @@ import (
 
 // Watcher follows the Node object, the ResourceSlices of the node, and the plugin's DaemonSet with its DeviceClasses.
 type Watcher struct {
-	client       kubernetes.Interface
-	driver, node string
+	client kubernetes.Interface
+	node   string
 
 	object *store[Node]
 	others *store[[]Device]
@@ -60,7 +60,7 @@ func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, cha
 		policyLabels = []string{v1alpha1.PolicyLabel}
 	}
 	w := &Watcher{
-		client: client, driver: driver, node: node, daemonSet: daemonSet,
+		client: client, node: node, daemonSet: daemonSet,
 		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), labels: make(chan struct{}, 1),
 		clients: make(chan struct{}, 1), recreated: make(chan struct{}),
 		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),

@@ -107,9 +107,7 @@ func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) bool) (*p
 			continue
 		}
 		left.GPUs, left.Offers = append(left.GPUs, *g), append(left.Offers, *node.Offer(g))
-		for _, s := range node.Shapes(g) {
-			taints = append(taints, nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintConflict})
-		}
+		taints = append(taints, taintAll(node, g, nodeslices.TaintConflict)...)
 	}
 	return left, taints
 }

@@ -14,20 +14,12 @@ func (p *Plan) compareInventory(o *Observed) {
 	before, now := o.Memory.Inventory, o.Inventory
 	p.Status.GPUs = len(now.GPUs)
 	p.Memory.Inventory = now
-	if before != nil && !sameGPUs(before, now) {
+	if before != nil && !before.SameGPUs(now) {
 		p.NewInventory = true
 		reportAdded(p, before, now)
 		reportRemoved(p, before, now)
 	}
 	reportUnreadable(p, now)
-}
-
-// sameGPUs reports whether two inventories have the same GPUs. While a GPU cannot be read, the inventory is reread and is a new
-// value each time.
-func sameGPUs(a, b *gpu.Node) bool {
-	return a == b || slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.GPU) bool {
-		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
-	}) && slices.EqualFunc(a.Problems, b.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
 }
 
 func reportAdded(p *Plan, before, now *gpu.Node) {

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -225,15 +226,7 @@ func (o *Observed) hold() string {
 
 // isName reports whether Cleave publishes a device under another of its driver names.
 func (o *Observed) isName(d cluster.Device) bool {
-	if !cluster.IsCleaveName(d.Name) {
-		return false
-	}
-	for _, n := range o.Names {
-		if n.Driver == d.Driver {
-			return true
-		}
-	}
-	return false
+	return cluster.IsCleaveName(d.Name) && slices.ContainsFunc(o.Names, func(n DriverName) bool { return n.Driver == d.Driver })
 }
 
 // text of an error; empty for nil.

@@ -33,7 +33,7 @@ func (p *Plan) publish(o *Observed) {
 	node, view := p.view(o)
 	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists,
 		Order: slices.Concat(view.WholeGPUs(node), view.Shared(node))}
-	if before := p.Memory.Published; before != nil && !before.differs(now) {
+	if before := p.Memory.Published; before != nil && reflect.DeepEqual(before, now) {
 		return
 	}
 	p.Memory.Published = now
@@ -164,6 +164,3 @@ func shareClaims(all []*records.Record) func(gpu.Shape) int {
 	}
 	return func(s gpu.Shape) int { return claims[s.Name()] }
 }
-
-// differs reports whether slices of another view would be different.
-func (v *View) differs(now *View) bool { return !reflect.DeepEqual(v, now) }

@@ -3,7 +3,7 @@
 package driverroot
 
 import (
-	"encoding/binary"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -15,45 +15,22 @@ import (
 )
 
 // errNoELF means that a file is not a program that a driver would ship.
-var errNoELF = errors.New("no 64-bit little-endian ELF file")
+var errNoELF = errors.New("no ELF file")
 
-// Sizes and numbers of elf(5).
-const (
-	elfHeader     = 64
-	elfSegment    = 56
-	maxSegments   = 256
-	maxLoaderPath = 4096
-	interpreter   = 3 // PT_INTERP
-)
+const maxLoaderPath = 4096
 
 // loaderOf returns the path of a program's loader; empty for a static program.
 func loaderOf(program io.ReaderAt) (string, error) {
-	head := make([]byte, elfHeader)
-	if _, err := program.ReadAt(head, 0); err != nil {
+	f, err := elf.NewFile(program)
+	if err != nil {
 		return "", fmt.Errorf("%w: %w", errNoELF, err)
 	}
-	if string(head[:4]) != "\x7fELF" || head[4] != 2 || head[5] != 1 {
-		return "", errNoELF
-	}
-	order := binary.LittleEndian
-	at, size, count := order.Uint64(head[32:]), order.Uint16(head[54:]), order.Uint16(head[56:])
-	if size < elfSegment || count > maxSegments || at > 1<<40 {
-		return "", errNoELF
-	}
-	segment := make([]byte, elfSegment)
-	for i := range int64(count) {
-		if _, err := program.ReadAt(segment, int64(at)+i*int64(size)); err != nil {
-			return "", fmt.Errorf("%w: %w", errNoELF, err)
-		}
-		if order.Uint32(segment) != interpreter {
+	for _, segment := range f.Progs {
+		if segment.Type != elf.PT_INTERP {
 			continue
 		}
-		offset, length := order.Uint64(segment[8:]), order.Uint64(segment[32:])
-		if length == 0 || length > maxLoaderPath || offset > 1<<40 {
-			return "", errNoELF
-		}
-		path := make([]byte, length)
-		if _, err := program.ReadAt(path, int64(offset)); err != nil {
+		path := make([]byte, min(segment.Filesz, maxLoaderPath))
+		if _, err := segment.ReadAt(path, 0); err != nil {
 			return "", fmt.Errorf("%w: %w", errNoELF, err)
 		}
 		return strings.TrimRight(string(path), "\x00"), nil

@@ -70,8 +70,7 @@ const (
 	aliveEvery     = 10 * time.Second
 	// pollWait bounds the wait for polls before the next event. A slower GPU reports later and delays no other.
 	pollWait = 200 * time.Millisecond
-	// firstPollWait bounds that wait at start, so that health is known before the first publication. It exceeds the time
-	// after which a call counts as hanging (nvml.Timeouts).
+	// firstPollWait bounds that wait at start, so that health is known before the first publication.
 	firstPollWait = 15 * time.Second
 	// eventBatch is the maximum number of events between two polls.
 	eventBatch = 64

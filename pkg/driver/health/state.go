@@ -213,7 +213,7 @@ func (s *State) fail(err error, now time.Time) {
 	}
 	switch {
 	case errors.Is(err, gpu.ErrHangs):
-		// The call has already exceeded nvml.Timeouts.
+		// The call has already exceeded the time limit of NVML calls.
 		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent},
 			now)
 	case errors.Is(err, gpu.ErrAbsent):

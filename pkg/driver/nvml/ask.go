@@ -19,7 +19,6 @@ import (
 type calls struct {
 	lib       Library
 	inventory *inventory
-	timeouts  Timeouts
 	dogs      *watchdogs
 	// epoch counts the restarts of the session.
 	epoch atomic.Int64
@@ -33,12 +32,12 @@ type calls struct {
 
 // ask queries the GPU at an address. Errors and logs name the call. See bounded.
 func ask[T any](ctx context.Context, c *calls, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
-	return on(ctx, c, pci, call, c.timeouts.Read, false, f)
+	return on(ctx, c, pci, call, readTimeout, false, f)
 }
 
 // alter changes the GPU at an address.
 func alter[T any](ctx context.Context, c *calls, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
-	return on(ctx, c, pci, call, c.timeouts.Change, true, f)
+	return on(ctx, c, pci, call, changeTimeout, true, f)
 }
 
 // errorOnly adapts a call without a result to ask and alter.
@@ -86,7 +85,7 @@ var errRestarted = errors.New("the NVML session was restarted meanwhile; try aga
 
 // library makes calls that concern no single GPU.
 func (c *calls) library(ctx context.Context, call string, f func() error) error {
-	_, err := bounded(ctx, c.dogs.library, call, c.timeouts.Change, true, func() (struct{}, error) { return struct{}{}, f() })
+	_, err := bounded(ctx, c.dogs.library, call, changeTimeout, true, func() (struct{}, error) { return struct{}{}, f() })
 	return err
 }
 

@@ -16,9 +16,8 @@ import (
 // "this API causes NVML to initialize the target GPU", and another only where the target is part of SLI (nvml.h,
 // nvmlDeviceGetHandleByPciBusId_v2).
 type Direct struct {
-	lib      Library
-	timeouts Timeouts
-	dogs     *watchdogs
+	lib  Library
+	dogs *watchdogs
 
 	mu   sync.Mutex
 	used []*watchdog
@@ -44,8 +43,8 @@ func OpenDirectLibrary(ctx context.Context, lib Library) (*Direct, error) {
 }
 
 func openDirect(ctx context.Context, lib Library, dogs *watchdogs) (*Direct, error) {
-	d := &Direct{lib: lib, timeouts: defaultTimeouts, dogs: dogs}
-	_, err := bounded(ctx, dogs.library, "nvmlInit_v2", d.timeouts.Change, true, func() (struct{}, error) { return struct{}{}, lib.Init() })
+	d := &Direct{lib: lib, dogs: dogs}
+	_, err := bounded(ctx, dogs.library, "nvmlInit_v2", changeTimeout, true, func() (struct{}, error) { return struct{}{}, lib.Init() })
 	if err != nil {
 		return nil, err
 	}
@@ -61,13 +60,13 @@ func (d *Direct) Close() error {
 			return fmt.Errorf("close the NVML session: %w: a call has not returned", gpu.ErrHangs)
 		}
 	}
-	return d.dogs.shutdown(d.lib, d.timeouts.Change)
+	return d.dogs.shutdown(d.lib, changeTimeout)
 }
 
 // ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrInMIGMode in
 // MIG mode, gpu.ErrNotSupported where there are none.
 func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error) {
-	mode, err := directly(ctx, d, pci, uuid, d.timeouts.Read, false, directComputeMode)
+	mode, err := directly(ctx, d, pci, uuid, readTimeout, false, directComputeMode)
 	if err != nil {
 		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
 	}
@@ -76,7 +75,7 @@ func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid strin
 
 // SetComputeMode sets it until the driver is unloaded, see Session.SetComputeMode.
 func (d *Direct) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
-	_, err := directly(ctx, d, pci, uuid, d.timeouts.Change, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
+	_, err := directly(ctx, d, pci, uuid, changeTimeout, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {
 		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
 	}
@@ -91,7 +90,7 @@ func directly[T any](
 	d.mu.Lock()
 	d.used = append(d.used, dog)
 	d.mu.Unlock()
-	dev, err := bounded(ctx, dog, fmt.Sprintf("opening the GPU at %s", pci), d.timeouts.Change, true, func() (Device, error) {
+	dev, err := bounded(ctx, dog, fmt.Sprintf("opening the GPU at %s", pci), changeTimeout, true, func() (Device, error) {
 		dev, err := d.lib.DeviceByPCI(pci)
 		if err != nil {
 			return nil, err

@@ -44,7 +44,7 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 			continue
 		}
 		dog := c.dogs.of(i)
-		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), c.timeouts.Change, true, func() (found, error) {
+		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), changeTimeout, true, func() (found, error) {
 			dev, g, err := readGPU(c.lib, i, c.inventory.sysfs)
 			g.MIG.NeedsReset = g.MIG.NeedsReset || c.inventory.requiresReset(&g)
 			return found{dev, g}, err

@@ -54,7 +54,7 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlEventSetCreate")
-	set, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", s.calls.timeouts.Read, true, s.calls.lib.EventSet)
+	set, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", readTimeout, true, s.calls.lib.EventSet)
 	if err != nil {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
@@ -112,7 +112,7 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 		data     EventData
 		happened bool
 	}
-	a, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetWait_v2", timeout+e.calls.timeouts.Read,
+	a, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetWait_v2", timeout+readTimeout,
 		true, func() (answer, error) {
 			if e.calls.epoch.Load() != e.epoch || e.outdated.Load() {
 				return answer{}, errRestarted

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // discover reads the hardware of a library once.
 func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
-	return newSession(lib, sysfs, nil).calls.discover(ctx)
+	return newSession(lib, sysfs, newWatchdogs()).calls.discover(ctx)
 }
 
 // fakeLibrary is a driver whose calls fail as a test says.

@@ -91,55 +91,25 @@ type LimitedGPU struct {
 
 // LimitMemory limits the GPU memory of a cgroup's processes. It opens an NVML session of its own.
 func LimitMemory(opts Options, of LimitedGPU, cgroup string, limit uint64) (err error) {
-	path, err := FindLibrary(opts)
-	if err != nil {
-		return err
-	}
-	lib := newRealLibrary(path)
-	if err := lib.Init(); err != nil {
-		return fmt.Errorf("open NVML session with %s: %w", path, err)
-	}
-	defer func() {
-		_, shutdown := bounded(context.Background(), newWatchdog(), "nvmlShutdown", defaultTimeouts.Read, false,
-			func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
-		err = errors.Join(err, shutdown)
-	}()
-	return limitMemory(lib, of, cgroup, limit)
-}
-
-func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error {
 	if limit == 0 || limit == math.MaxUint64 {
 		return fmt.Errorf("limit the memory of cgroup %s to %d bytes: %w", cgroup, limit, gpu.ErrInvalidArgument)
 	}
-	if !lib.HasFunction(setMemoryLimits) {
-		return fmt.Errorf("limit the memory of cgroup %s: the driver's library has no %s: %w", cgroup, setMemoryLimits, gpu.ErrNotSupported)
-	}
-	dev, err := findLimited(lib, of)
+	ctx := context.Background()
+	d, err := OpenDirect(ctx, opts)
 	if err != nil {
-		return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, of.UUID, err)
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if !d.lib.HasFunction(setMemoryLimits) {
+		return fmt.Errorf("limit the memory of cgroup %s: the driver's library has no %s: %w", cgroup, setMemoryLimits, gpu.ErrNotSupported)
 	}
 	// No soft limit: it is a reservation, which the kernel adds to all ancestors, where it outlives the container's cgroup (NVIDIA
 	// MPS documentation, "Ancestor reservation propagation").
-	if err := dev.SetMemoryLimits(cgroup, 0, limit); err != nil {
+	_, err = directly(ctx, d, of.PCI, of.UUID, changeTimeout, true, errorOnly(func(dev Device) error {
+		return dev.SetMemoryLimits(cgroup, 0, limit)
+	}))
+	if err != nil {
 		return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, of.UUID, limit, err)
 	}
 	return nil
-}
-
-// findLimited opens a GPU. It opens no others: the driver initialises each GPU on open, which takes seconds and may hang.
-func findLimited(lib Library, of LimitedGPU) (Device, error) {
-	return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultTimeouts.Change, false, func() (Device, error) {
-		dev, err := lib.DeviceByPCI(of.PCI)
-		if err != nil {
-			return nil, err
-		}
-		uuid, err := dev.UUID()
-		if err != nil {
-			return nil, err
-		}
-		if uuid != of.UUID {
-			return nil, gpu.ErrNotFound
-		}
-		return dev, nil
-	})
 }

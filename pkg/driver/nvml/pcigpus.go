@@ -19,8 +19,8 @@ const (
 	displayClass = "0x03"
 )
 
-// maxPCIFile bounds, in bytes, a file of a PCI function: each contains one number.
-const maxPCIFile = 64
+// maxPCIFile bounds, in bytes, a file of a PCI function: a page of sysfs.
+const maxPCIFile = 4096
 
 // pciGPU is a PCI function of an NVIDIA GPU.
 type pciGPU struct {
@@ -31,7 +31,7 @@ type pciGPU struct {
 
 // pciGPUs lists the NVIDIA GPUs in sysfs, in its order. It caches in known which names are GPUs: the class of a function
 // does not change, and a node may have hundreds of functions.
-func pciGPUs(sysfs fs.FS, known map[string]bool) ([]pciGPU, error) {
+func pciGPUs(sysfs fs.ReadLinkFS, known map[string]bool) ([]pciGPU, error) {
 	entries, err := fs.ReadDir(sysfs, pciDevices)
 	if err != nil {
 		return nil, err
@@ -62,12 +62,8 @@ func isNVIDIAGPU(sysfs fs.FS, name string) bool {
 }
 
 // boundDriver is the kernel driver that a PCI function is bound to, or empty.
-func boundDriver(sysfs fs.FS, name string) string {
-	links, ok := sysfs.(fs.ReadLinkFS)
-	if !ok {
-		return ""
-	}
-	target, err := links.ReadLink(path.Join(pciDevices, name, "driver"))
+func boundDriver(sysfs fs.ReadLinkFS, name string) string {
+	target, err := sysfs.ReadLink(path.Join(pciDevices, name, "driver"))
 	if err != nil {
 		return ""
 	}
@@ -82,7 +78,7 @@ func readPCIFile(sysfs fs.FS, name, file string) string {
 	}
 	defer func() { _ = f.Close() }()
 	data, err := io.ReadAll(io.LimitReader(f, maxPCIFile))
-	if err != nil {
+	if err != nil || len(data) == maxPCIFile {
 		return ""
 	}
 	return strings.TrimSpace(string(data))

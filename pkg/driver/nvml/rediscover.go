@@ -77,7 +77,7 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.calls.restart(ctx, s.root, s.calls.timeouts.Change, func() {}); err != nil {
+	if err := s.calls.restart(ctx, s.root, changeTimeout, func() {}); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
 	s.scan.ended = false
@@ -125,11 +125,8 @@ func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) 
 	}
 	before := s.inventory.last
 	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
-	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
-		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
-	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
 	s.inventory.adopt(next)
-	return changed, nil
+	return !before.node.SameGPUs(&next.node), nil
 }
 
 // merge returns the next inventory. A known GPU keeps its first attributes, except those that may change during its lifetime.
@@ -183,7 +180,7 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 			err = fmt.Errorf("restart the NVML session: %w", err)
 		}
 	}()
-	release, err := c.dogs.acquireAll(ctx, wait, wait+c.timeouts.Change)
+	release, err := c.dogs.acquireAll(ctx, wait, wait+changeTimeout)
 	if err != nil {
 		return err
 	}
@@ -198,7 +195,7 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 	clear(c.events)
 	ending := slices.Clone(c.ending)
 	c.mu.Unlock()
-	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.timeouts.Change, true, func() (struct{}, error) {
+	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", changeTimeout, true, func() (struct{}, error) {
 		defer release()
 		defer closeNodes()
 		for _, e := range open {

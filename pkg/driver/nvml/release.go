@@ -49,7 +49,7 @@ func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 		return fmt.Errorf("open the GPU at %s: %w", pci, gpu.ErrNotFound)
 	}
 	dog := s.calls.dogs.of(was.Index)
-	f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", was.Index), s.calls.timeouts.Change, true, func() (found, error) {
+	f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", was.Index), changeTimeout, true, func() (found, error) {
 		dev, g, err := readGPU(s.calls.lib, was.Index, s.inventory.sysfs)
 		if err == nil && g.PCI != pci {
 			err = fmt.Errorf("index %d is now the GPU at %s", was.Index, g.PCI)

@@ -18,7 +18,7 @@ import (
 // A restart gives up soon where a call runs, so that other GPUs do not wait for the slowest, and none counts as hanging.
 func TestRestart_SlowCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), timeouts: defaultTimeouts, dogs: newWatchdogs()}
+		c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 		idle, slow := c.dogs.of(0), c.dogs.of(1)
 		if err := slow.begin(t.Context(), "a slow call", 30*time.Second); err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func (s slowInit) Init() error {
 func TestRestart_Hangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := slowInit{&fakeLibrary{}, make(chan struct{})}
-		c := &calls{lib: lib, inventory: newInventory(fstest.MapFS{}), timeouts: defaultTimeouts, dogs: newWatchdogs()}
+		c := &calls{lib: lib, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 		dog, begun := c.dogs.of(0), false
 		if err := c.restart(t.Context(), "", releaseWait, func() { begun = true }); !errors.Is(err, gpu.ErrHangs) {
 			t.Errorf("restart = %v", err)
@@ -76,7 +76,7 @@ func (s freedSample) Free() error {
 
 // While a GPU is broken, the session restarts every few minutes, for days: what a look has left for the next must not stay allocated.
 func TestRestart_FreesSamples(t *testing.T) {
-	c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), timeouts: defaultTimeouts, dogs: newWatchdogs()}
+	c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 	m, freed := NewMeter(&Session{calls: c}), 0
 	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{&freed}, "a"}}})
 	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{&freed}, "b"}, 8: {freedSample{&freed}, "c"}}})

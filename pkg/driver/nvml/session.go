@@ -50,22 +50,13 @@ type Session struct {
 	rereading sync.Mutex
 }
 
-// Option adjusts a session.
-type Option func(*Session)
-
-// WithTimeouts sets the time limits of a session's calls.
-func WithTimeouts(t Timeouts) Option { return func(s *Session) { s.calls.timeouts = t } }
-
-// sharing makes a session use the watchdogs of other sessions with the same library.
-func sharing(dogs *watchdogs) Option { return func(s *Session) { s.calls.dogs = dogs } }
-
 // Open finds the library, starts a session and reads the hardware once. Errors name the path of the library.
 func Open(ctx context.Context, opts Options) (*Session, error) {
 	chosen, err := locate(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	s, err := OpenLibrary(ctx, newRealLibrary(chosen.path), opts.Sysfs, sharing(watchdogsOf(chosen.path)))
+	s, err := openSession(ctx, newRealLibrary(chosen.path), opts.Sysfs, watchdogsOf(chosen.path))
 	noteLoaded(chosen.path, err)
 	if err != nil {
 		return nil, fmt.Errorf("open NVML session with %s: %w", chosen.path, err)
@@ -88,8 +79,12 @@ func locate(ctx context.Context, opts Options) (candidate, error) {
 }
 
 // OpenLibrary starts a session with a given library and reads the hardware once.
-func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...Option) (*Session, error) {
-	s := newSession(lib, sysfs, opts)
+func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*Session, error) {
+	return openSession(ctx, lib, sysfs, newWatchdogs())
+}
+
+func openSession(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, dogs *watchdogs) (*Session, error) {
+	s := newSession(lib, sysfs, dogs)
 	if err := s.calls.library(ctx, "nvmlInit_v2", lib.Init); err != nil {
 		return nil, err
 	}
@@ -99,16 +94,12 @@ func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...
 	return s, nil
 }
 
-func newSession(lib Library, sysfs fs.ReadLinkFS, opts []Option) *Session {
+func newSession(lib Library, sysfs fs.ReadLinkFS, dogs *watchdogs) *Session {
 	inventory := newInventory(sysfs)
-	s := &Session{
-		calls:     &calls{lib: lib, inventory: inventory, timeouts: defaultTimeouts, dogs: newWatchdogs(), events: map[*Events]bool{}},
+	return &Session{
+		calls:     &calls{lib: lib, inventory: inventory, dogs: dogs, events: map[*Events]bool{}},
 		inventory: inventory, profiles: computeProfiles{ids: map[int]int{}},
 	}
-	for _, opt := range opts {
-		opt(s)
-	}
-	return s
 }
 
 // FindLibrary returns the path of the first management library that matches opts.
@@ -265,5 +256,5 @@ func (s *Session) Close() error {
 	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}
-	return s.calls.dogs.shutdown(s.calls.lib, s.calls.timeouts.Change)
+	return s.calls.dogs.shutdown(s.calls.lib, changeTimeout)
 }

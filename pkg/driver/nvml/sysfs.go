@@ -3,7 +3,6 @@
 package nvml
 
 import (
-	"io"
 	"io/fs"
 	"path"
 	"slices"
@@ -63,19 +62,10 @@ func isPCIRoot(name string) bool {
 	return err == nil
 }
 
-// maxCPUList bounds a list of CPUs in bytes: a page of sysfs.
-const maxCPUList = 4096
-
 // localCPUs is the list of the CPUs near a PCI function, or empty.
 func localCPUs(sysfs fs.FS, pci gpu.PCIAddress) string {
-	file, err := sysfs.Open(deviceLink(pci) + "/local_cpulist")
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = file.Close() }()
-	data, err := io.ReadAll(io.LimitReader(file, maxCPUList))
-	list := strings.TrimSpace(string(data))
-	if err != nil || len(data) == maxCPUList || strings.Trim(list, "0123456789,-") != "" {
+	list := readPCIFile(sysfs, pci.String(), "local_cpulist")
+	if strings.Trim(list, "0123456789,-") != "" {
 		return ""
 	}
 	return list

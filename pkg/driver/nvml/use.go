@@ -130,7 +130,7 @@ func (m *Meter) Read(ctx context.Context, pci gpu.PCIAddress, q UseQuery) (gpu.R
 		reading gpu.Reading
 		next    *look
 	}
-	a, err := once(ctx, calls, h, pci, "reading the use", calls.timeouts.Read, false, func(dev Device) (answer, error) {
+	a, err := once(ctx, calls, h, pci, "reading the use", readTimeout, false, func(dev Device) (answer, error) {
 		r := useReader{use: dev.Use(), log: klog.FromContext(ctx).V(4), pci: pci, before: before,
 			next: &look{at: time.Now(), epoch: int64(h.epoch), samples: map[int]heldSample{}}}
 		reading, err := r.read(q)
@@ -152,7 +152,7 @@ type useReader struct {
 }
 
 func (r *useReader) read(q UseQuery) (gpu.Reading, error) {
-	reading := gpu.Reading{Since: r.before.at, At: r.next.at}
+	reading := gpu.Reading{At: r.next.at}
 	processes, err := r.use.Processes()
 	if r.known("processes", err) {
 		reading.Processes = processes

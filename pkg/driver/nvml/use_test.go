@@ -53,7 +53,7 @@ func TestUse_Whole(t *testing.T) {
 	waitGPM()
 	clock.ahead += 10 * time.Second
 	r := b.use(q)
-	if !is(r.GPM[gpu.WholeGPU].SM, .4) || r.Device != nil || r.Energy == nil || r.Since.IsZero() {
+	if !is(r.GPM[gpu.WholeGPU].SM, .4) || r.Device != nil || r.Energy == nil {
 		t.Errorf("got %+v", r)
 	}
 	if len(r.Processes) != 1 || r.Processes[0].PID != 7 || *r.Processes[0].Memory != 1<<30 || r.Processes[0].GI != gpu.WholeGPU {

@@ -13,18 +13,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// Timeouts sets how long NVML calls may take before they count as hanging.
-type Timeouts struct {
-	// Read bounds queries. They take milliseconds on an idle node, but O(10 s) while partitions of all GPUs are created at once:
+// How long NVML calls may take before they count as hanging.
+const (
+	// readTimeout bounds queries. They take milliseconds on an idle node, but O(10 s) while partitions of all GPUs are created at once:
 	// calls for all GPUs share a driver lock (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go).
-	Read time.Duration
-	// Change bounds calls that change or initialise a GPU. The driver initialises a GPU at its first handle
+	readTimeout = 30 * time.Second
+	// changeTimeout bounds calls that change or initialise a GPU. The driver initialises a GPU at its first handle
 	// (nvmlDeviceGetHandleByIndex_v2), which takes seconds. It is below the kubelet's timeout of 45 s.
-	Change time.Duration
-}
-
-// defaultTimeouts applies without WithTimeouts.
-var defaultTimeouts = Timeouts{Read: 30 * time.Second, Change: 30 * time.Second}
+	changeTimeout = 30 * time.Second
+)
 
 // watchdog bounds the calls about one GPU. NVML calls cannot be cancelled, so each runs in its own goroutine, one at a
 // time: a hanging GPU blocks one goroutine, however often it is queried.

@@ -42,21 +42,10 @@ func newAllocations(s *service) *allocations {
 	return &allocations{
 		follower: claims.NewFollower(s.engine.Ledger, cluster.Claims{Client: s.client}, s.names.inventory),
 		listed: func(err error) {
-			s.ready.listed(err)
+			s.ready.set(notListed, err)
 			s.loop.Mark(controller.Listing)
 		},
 		wake: s.allocated, wanted: time.Now(),
-	}
-}
-
-// start runs until the returned function is called.
-func (a *allocations) start(ctx context.Context) (end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { a.run(ctx) })
-	return func() {
-		cancel()
-		running.Wait()
 	}
 }
 

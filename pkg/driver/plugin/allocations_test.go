@@ -63,7 +63,7 @@ func TestAllocations(t *testing.T) {
 			follower: claims.NewFollower(engine.Ledger, api, func() *gpu.Node { return nil }), listed: func(error) { listed.Add(1) },
 			wake: make(chan struct{}, 1), wanted: time.Now(),
 		}
-		defer a.start(t.Context())()
+		defer background(t.Context(), a.run)()
 		count := func(when string, after time.Duration, lists, least, most int64) {
 			t.Helper()
 			<-time.After(after)

@@ -61,7 +61,7 @@ func (s *service) control(ctx context.Context, hw *hardware) error {
 	if err := s.setUpLoop(ctx, hw); err != nil {
 		return err
 	}
-	endFollowing := s.allocations.start(ctx)
+	endFollowing := background(ctx, s.allocations.run)
 	defer endFollowing()
 	s.notices.Await(ctx, firstNotices)
 	s.loop.Begin(ctx)
@@ -84,7 +84,7 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 	if err := s.cluster.Wait(ctx); err != nil {
 		return err
 	}
-	s.ready.cluster(nil)
+	s.ready.set(noCluster, nil)
 	s.names.useHardware(hw)
 	if err := s.names.wait(ctx); err != nil {
 		return err
@@ -120,10 +120,8 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 // runLoop runs the control loop and its watchers until ctx ends or the driver must be released; why is the reason
 // for the release. The publisher continues until endPublishing.
 func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func(), why error) {
-	publishing, stopPublishing := context.WithCancel(ctx)
 	p := s.newPublisher()
-	var publisher sync.WaitGroup
-	publisher.Go(func() { p.Run(publishing) })
+	endPublishing = background(ctx, p.Run)
 	s.loop.Publisher = p
 	watching, stopWatching := context.WithCancel(ctx)
 	var watchers sync.WaitGroup
@@ -131,10 +129,18 @@ func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func
 	why = s.loop.Run(ctx)
 	stopWatching()
 	watchers.Wait()
+	return endPublishing, why
+}
+
+// background runs f until the returned function is called, which waits for its end.
+func background(ctx context.Context, f func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { f(ctx) })
 	return func() {
-		stopPublishing()
-		publisher.Wait()
-	}, why
+		cancel()
+		running.Wait()
+	}
 }
 
 // watch starts the watchers that mark the loop, and keeps the CDI spec complete, until ctx ends.
@@ -172,7 +178,7 @@ func (s *service) newPublisher() *publisher.Publisher {
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
 		WriteFailed: s.writes.lastFailure,
 		Published: func(err error) {
-			s.ready.published(err)
+			s.ready.set(notPublished, err)
 			s.writes.note(err)
 		},
 		Arrived:           func() { s.loop.Mark(controller.Publication) },
@@ -223,7 +229,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 	s.engine.SetHardware(hw, s.specs.Static)
 	s.names.equip(ctx)
 	s.status.Restore(claims.Under(s.config.DriverName, s.engine.Ledger.Records()))
-	s.ready.driver(nil)
+	s.ready.set(noDriver, nil)
 	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
 		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.DriverRoot()).Host,
 		"cdiSpec", s.specs.Path(), "err", incomplete)
@@ -244,7 +250,7 @@ func (s *service) awaitLabel(ctx context.Context) error {
 	if err := s.cluster.Wait(ctx); err != nil {
 		return err
 	}
-	s.ready.cluster(nil)
+	s.ready.set(noCluster, nil)
 	err := s.loop.AwaitLabel(ctx, s.cluster.State, func(why error) {
 		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", why)
 		awaitsDriver(s, why)
@@ -260,6 +266,6 @@ func (s *service) awaitLabel(ctx context.Context) error {
 // set back at once.
 func awaitsDriver(s *service, why error) {
 	s.engine.SetWaiting(why)
-	s.ready.driver(why)
+	s.ready.set(noDriver, why)
 	s.clients.Pause(nil)
 }

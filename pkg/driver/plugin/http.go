@@ -19,99 +19,54 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
+// obstacle is what keeps the plugin from being ready, as /readyz names it.
+type obstacle string
+
+const (
+	notStarted   obstacle = "the plugin cannot start yet"
+	nameTaken    obstacle = "nothing is served" // another driver of the same name is on the node
+	noDriver     obstacle = "waiting for the NVIDIA driver"
+	noCluster    obstacle = "waiting for the API server"
+	notListed    obstacle = "waiting for the API server: the allocations on the node are not known"
+	noPolicy     obstacle = "waiting for a valid node policy"
+	conflicting  obstacle = "the node's GPUs are not published" // another driver or device plugin offers them
+	notPublished obstacle = "publish ResourceSlices"
+)
+
 // readiness is the state that /readyz reports.
 type readiness struct {
-	mu          sync.Mutex
-	startErr    error
-	nameErr     error
-	driverErr   error
-	driverOK    bool
-	clusterErr  error
-	listErr     error
-	policyErr   error
-	conflictErr error
-	publishErr  error
-	publishOK   bool
+	mu   sync.Mutex
+	errs map[obstacle]error
 }
 
-// started sets why the start is delayed; nil once it continues.
-func (r *readiness) started(err error) {
+// set sets the error of an obstacle; nil once it is out of the way.
+func (r *readiness) set(of obstacle, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.startErr = err
-}
-
-// nameConflict sets which other driver of the same name is on the node.
-func (r *readiness) nameConflict(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.nameErr = err
-}
-
-func (r *readiness) driver(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.driverErr, r.driverOK = err, err == nil
-}
-
-// cluster sets why the cluster state is unknown.
-func (r *readiness) cluster(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.clusterErr = err
-}
-
-// listed sets why the allocations are unknown.
-func (r *readiness) listed(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listErr = err
-}
-
-// policy sets why no policy is active.
-func (r *readiness) policy(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.policyErr = err
-}
-
-// conflict sets which other driver or device plugin offers GPUs of the node.
-func (r *readiness) conflict(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.conflictErr = err
-}
-
-func (r *readiness) published(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.publishErr, r.publishOK = err, err == nil
+	if r.errs == nil {
+		r.errs = map[obstacle]error{}
+	}
+	r.errs[of] = err
 }
 
 // err is nil once claims can be prepared and slices are being published.
 func (r *readiness) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.startErr != nil:
-		return fmt.Errorf("the plugin cannot start yet: %w", r.startErr)
-	case r.nameErr != nil:
-		return fmt.Errorf("nothing is served: %w", r.nameErr)
-	case r.driverErr != nil:
-		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
-	case r.clusterErr != nil:
-		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
-	case r.listErr != nil && !r.publishOK:
-		return fmt.Errorf("waiting for the API server: the allocations on the node are not known: %w", r.listErr)
-	case r.policyErr != nil:
-		return fmt.Errorf("waiting for a valid node policy: %w", r.policyErr)
-	case r.conflictErr != nil:
-		return fmt.Errorf("the node's GPUs are not published: %w", r.conflictErr)
-	case !r.driverOK:
+	publish, tried := r.errs[notPublished]
+	published := tried && publish == nil
+	for _, of := range []obstacle{notStarted, nameTaken, noDriver, noCluster, notListed, noPolicy, conflicting} {
+		if err := r.errs[of]; err != nil && (of != notListed || !published) {
+			return fmt.Errorf("%s: %w", of, err)
+		}
+	}
+	if _, asked := r.errs[noDriver]; !asked {
 		return errors.New("waiting for the NVIDIA driver")
-	case r.publishErr != nil:
-		return fmt.Errorf("publish ResourceSlices: %w", r.publishErr)
-	case !r.publishOK:
+	}
+	if publish != nil {
+		return fmt.Errorf("%s: %w", notPublished, publish)
+	}
+	if !tried {
 		return errors.New("publishing ResourceSlices")
 	}
 	return nil

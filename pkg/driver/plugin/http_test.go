@@ -21,28 +21,28 @@ import (
 
 func TestReadiness_Missing(t *testing.T) {
 	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
-	ready := func(r *readiness) { r.driver(nil); r.published(nil) }
+	ready := func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, nil) }
 	tests := map[string]struct {
 		events func(r *readiness)
 		want   string // empty: ready
 	}{
 		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
-		"name conflict":              {func(r *readiness) { ready(r); r.nameConflict(refused) }, "nothing is served: " + refused.Error()},
-		"no name conflict":           {func(r *readiness) { ready(r); r.nameConflict(refused); r.nameConflict(nil) }, ""},
-		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
-		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
-		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
-		"publishing failed":          {func(r *readiness) { r.driver(nil); r.published(refused) }, "publish ResourceSlices: " + refused.Error()},
-		"published after a failure":  {func(r *readiness) { r.driver(nil); r.published(refused); r.published(nil) }, ""},
-		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
-		"Node not read":              {func(r *readiness) { r.cluster(refused) }, "waiting for the API server: " + refused.Error()},
-		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
-		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a valid node policy: " + refused.Error()},
-		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
-		"alongside another":          {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
-		"alone again":                {func(r *readiness) { ready(r); r.conflict(refused); r.conflict(nil) }, ""},
-		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
-		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
+		"name conflict":              {func(r *readiness) { ready(r); r.set(nameTaken, refused) }, "nothing is served: " + refused.Error()},
+		"no name conflict":           {func(r *readiness) { ready(r); r.set(nameTaken, refused); r.set(nameTaken, nil) }, ""},
+		"driver awaited":             {func(r *readiness) { r.set(noDriver, noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
+		"driver there":               {func(r *readiness) { r.set(noDriver, noLibrary); r.set(noDriver, nil) }, "publishing ResourceSlices"},
+		"published before CDI":       {func(r *readiness) { r.set(notPublished, nil) }, "waiting for the NVIDIA driver"},
+		"publishing failed":          {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, refused) }, "publish ResourceSlices: " + refused.Error()},
+		"published after a failure":  {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, refused); r.set(notPublished, nil) }, ""},
+		"both":                       {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, nil) }, ""},
+		"Node not read":              {func(r *readiness) { r.set(noCluster, refused) }, "waiting for the API server: " + refused.Error()},
+		"Node read":                  {func(r *readiness) { ready(r); r.set(noCluster, refused); r.set(noCluster, nil) }, ""},
+		"no policy":                  {func(r *readiness) { ready(r); r.set(noPolicy, refused) }, "waiting for a valid node policy: " + refused.Error()},
+		"a policy":                   {func(r *readiness) { ready(r); r.set(noPolicy, refused); r.set(noPolicy, nil) }, ""},
+		"alongside another":          {func(r *readiness) { ready(r); r.set(conflicting, refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alone again":                {func(r *readiness) { ready(r); r.set(conflicting, refused); r.set(conflicting, nil) }, ""},
+		"driver went away":           {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, nil); r.set(noDriver, noLibrary) }, noLibrary.Error()},
+		"the driver is named before": {func(r *readiness) { r.set(notPublished, refused); r.set(noDriver, noLibrary) }, noLibrary.Error()},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

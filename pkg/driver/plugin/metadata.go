@@ -167,19 +167,10 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 // replaceFile replaces a file atomically. It does not sync, which would slow down Prepare: no file is needed after a power loss,
 // as claims are then prepared again.
 func replaceFile(path string, data []byte, mode os.FileMode) error {
-	next, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = next.Write(data)
-	err = errors.Join(err, next.Chmod(mode), next.Close())
-	if err == nil {
-		err = os.Rename(next.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(next.Name()))
-	}
-	return nil
+	return store.Replace(path, func(f *os.File) error {
+		_, err := f.Write(data)
+		return errors.Join(err, f.Chmod(mode))
+	})
 }
 
 // sweep removes the metadata of claims without a record on disk, where another process may have prepared them. It removes nothing

@@ -62,7 +62,7 @@ func (s *service) awaitName(ctx context.Context) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		s.ready.nameConflict(err)
+		s.ready.set(nameTaken, err)
 		if err == nil {
 			return true
 		}

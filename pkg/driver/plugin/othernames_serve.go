@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,7 +22,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
 	"github.com/cleave-dra/cleave/pkg/driver/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
-	"github.com/cleave-dra/cleave/pkg/driver/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
@@ -70,7 +68,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	if err != nil {
 		return
 	}
-	o.startStatus(ctx, status)
+	o.status, o.endStatus = status, background(ctx, status.Run)
 	klog.FromContext(ctx).Info("Serving the kubelet by another driver name, until its claims are gone", "driver", o.driver)
 }
 
@@ -102,14 +100,6 @@ func (n *otherNames) sweep(ctx context.Context, o *otherName) {
 		o.status.Sweep(ctx)
 		n.s.kubelet.metadata.sweep(ctx, &n.s.config, o.driver)
 	}
-}
-
-// startStatus writes the status of the name's claims until endStatus.
-func (o *otherName) startStatus(ctx context.Context, status *claimstatus.Writer) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { status.Run(ctx) })
-	o.status, o.endStatus = status, func() { cancel(); running.Wait() }
 }
 
 // log logs a problem with a name when it has changed.

@@ -63,7 +63,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 		p.claimEvents.prepared(ref, err)
 		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices, p.inventory())}
 		if err == nil {
-			p.status.Prepared(ref)
+			p.status.Changed(ref)
 		}
 	})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
@@ -80,7 +80,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, unprepareOperation, ref, p.tierOfRecord(ref.UID), func() error { return p.claims.Unprepare(ctx, ref) })
 		p.claimEvents.unprepared(ref, errs[i])
-		p.status.Unprepared(ref) // even after an error: devices may be released while their partitions remain
+		p.status.Changed(ref) // even after an error: devices may be released while their partitions remain
 	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {

@@ -20,12 +20,12 @@ func (r reporter) Report(s controller.Status) {
 	r.metrics.gpus.Set(float64(s.GPUs))
 	r.metrics.notices.report(s.Notice)
 	r.metrics.usage.published.Store(s.Published)
-	r.ready.policy(s.NoPolicy)
-	r.ready.conflict(s.Conflict)
+	r.ready.set(noPolicy, s.NoPolicy)
+	r.ready.set(conflicting, s.Conflict)
 }
 
 // Driver reports why the driver cannot be used; nil once it can.
 func (r reporter) Driver(err error) {
 	r.metrics.waiting.Set(number(err != nil))
-	r.ready.driver(err)
+	r.ready.set(noDriver, err)
 }

@@ -62,11 +62,7 @@ func Run(ctx context.Context, config Config) error {
 	if err := s.persist(ctx, func() error { return s.open(ctx) }); err != nil {
 		return nil // ctx has ended
 	}
-	following, unfollow := context.WithCancel(context.WithoutCancel(ctx))
-	var follower sync.WaitGroup
-	follower.Go(func() { s.cluster.FollowDaemonSet(following) })
-	defer follower.Wait()
-	defer unfollow()
+	defer background(context.WithoutCancel(ctx), s.cluster.FollowDaemonSet)()
 	defer s.leave(ctx)
 	defer s.clients.Leave(ctx)
 	if !s.awaitName(ctx) {
@@ -77,7 +73,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
-	s.ready.cluster(fmt.Errorf("Node %s does not exist yet", config.NodeName))
+	s.ready.set(noCluster, fmt.Errorf("Node %s does not exist yet", config.NodeName))
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -86,7 +82,7 @@ func Run(ctx context.Context, config Config) error {
 	wg.Go(func() {
 		s.cluster.Run(ctx, func(err error) { // alongside the driver's start
 			if !s.cluster.Known() {
-				s.ready.cluster(err)
+				s.ready.set(noCluster, err)
 			}
 			s.counting.Doubt() // it may come back with other feature gates
 		})

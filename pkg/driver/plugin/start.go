@@ -46,14 +46,14 @@ func (s *service) persist(ctx context.Context, step func() error) error {
 		err := step()
 		if err == nil {
 			if reported != "" {
-				s.ready.started(nil)
+				s.ready.set(notStarted, nil)
 			}
 			return nil
 		}
 		if text := err.Error(); text != reported {
 			reported = text
 			klog.FromContext(ctx).Error(err, "Start delayed; retrying", "retryEvery", s.config.DriverRetry)
-			s.ready.started(err)
+			s.ready.set(notStarted, err)
 			s.events.Warn(reasonStart, fmt.Sprintf("The plugin cannot start yet: %v. It retries every %s.", err, s.config.DriverRetry))
 		}
 		select {

@@ -85,10 +85,9 @@ func holdingOf(inventory *gpu.Node, r *records.Record, d *records.Device) Holdin
 	h.Part = 1
 	if d.Partition != nil {
 		h.Part, memory = 0, 0
-		at := slices.IndexFunc(g.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == d.Partition.ProfileID })
-		if most := multiprocessors(g); at >= 0 && most > 0 {
-			h.Part = float64(g.MIG.Profiles[at].Multiprocessors) / float64(most)
-			memory = int64(g.MIG.Profiles[at].Memory)
+		profile := g.MIG.Profile(d.Partition.ProfileID)
+		if most := multiprocessors(g); profile != nil && most > 0 {
+			h.Part, memory = float64(profile.Multiprocessors)/float64(most), int64(profile.Memory)
 		}
 	}
 	h.OfDevice = h.Part

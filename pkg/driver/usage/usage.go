@@ -303,11 +303,8 @@ func (c *count) partition(d *records.Device) (gpu.Shape, bool) {
 	if d.Partition == nil {
 		return gpu.Shape{}, false
 	}
-	at := slices.IndexFunc(c.gpu.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == d.Partition.ProfileID })
-	if at < 0 {
-		return gpu.Shape{}, false
-	}
-	return gpu.Shape{GPU: c.gpu, Profile: &c.gpu.MIG.Profiles[at], Placement: d.Partition.Placement}, true
+	profile := c.gpu.MIG.Profile(d.Partition.ProfileID)
+	return gpu.Shape{GPU: c.gpu, Profile: profile, Placement: d.Partition.Placement}, profile != nil
 }
 
 // TierOf is the tier of an allocated device. A claim that shares a GPU among its own processes has the whole GPU.

@@ -191,10 +191,8 @@ func (b *builder) unclaimed(p gpu.Partition) PartitionState {
 // obstruct subtracts the counters of existing partitions and marks the shapes that they block.
 func (b *builder) obstruct() {
 	for _, p := range b.there {
-		for i := range b.gpu.MIG.Profiles {
-			if profile := &b.gpu.MIG.Profiles[i]; profile.ID == p.ProfileID {
-				b.left.Take(stockOf(gpu.Shape{GPU: b.gpu, Profile: profile, Placement: p.Placement}.Consumes()))
-			}
+		if profile := b.gpu.MIG.Profile(p.ProfileID); profile != nil {
+			b.left.Take(stockOf(gpu.Shape{GPU: b.gpu, Profile: profile, Placement: p.Placement}.Consumes()))
 		}
 	}
 	for i, shape := range b.shapes {

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
 // Names of the programs: NVIDIA's sets up driver files inside a container, Cleave's makes the driver limit a container's
@@ -53,14 +55,13 @@ func install(packed []byte, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
 	}
-	to, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	if err := write(to, program); err != nil {
-		return errors.Join(err, os.Remove(to.Name()))
-	}
-	return os.Rename(to.Name(), path)
+	return store.Replace(path, func(to *os.File) error {
+		n, err := io.Copy(to, io.LimitReader(program, maxSize+1))
+		if err == nil && n > maxSize {
+			err = fmt.Errorf("the program is larger than %d bytes", maxSize)
+		}
+		return errors.Join(err, to.Chmod(programMode))
+	})
 }
 
 // isInstalled reports whether a file is just this program, and can be run.
@@ -100,16 +101,4 @@ func equal(a, b io.Reader) (bool, error) {
 			return true, nil
 		}
 	}
-}
-
-// write fills and closes an executable file.
-func write(to *os.File, program io.Reader) error {
-	n, err := io.Copy(to, io.LimitReader(program, maxSize+1))
-	if err == nil && n > maxSize {
-		err = fmt.Errorf("the program is larger than %d bytes", maxSize)
-	}
-	if err == nil {
-		err = to.Chmod(programMode)
-	}
-	return errors.Join(err, to.Close())
 }
