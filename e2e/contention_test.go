@@ -34,7 +34,6 @@ func stubborn(pod *corev1.Pod, mark string) {
 	c.Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: mark}}
 }
 
-// runsWithMark reports whether a process of that mark runs.
 func runsWithMark(mark string) bool {
 	return slices.ContainsFunc(processes(), func(p process.Process) bool { return carriesMark(p, mark) })
 }

@@ -40,7 +40,6 @@ func (s *space) modeNode(ctx context.Context, firstMinor string) *plainNode {
 	return n
 }
 
-// label sets a label of the node.
 func (n *plainNode) label(ctx context.Context, key, value string) {
 	n.space.Helper()
 	n.space.must(env.client.LabelNode(ctx, n.name, key, &value))

@@ -197,7 +197,6 @@ func devicesOf(list []resourceapi.ResourceSlice) []resourceapi.Device {
 	return devices
 }
 
-// find returns the device of that name, or nil.
 func find(devices []resourceapi.Device, name string) *resourceapi.Device {
 	for i := range devices {
 		if devices[i].Name == name {

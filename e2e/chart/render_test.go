@@ -86,7 +86,6 @@ func decode(text string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// find is the object of a kind and name, or nil.
 func find(objects []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
 	for _, o := range objects {
 		if o.GetKind() == kind && o.GetName() == name {

@@ -160,7 +160,6 @@ func (c *cluster) parent(device string) int {
 	return i
 }
 
-// text is the value of a device's attribute.
 func (c *cluster) text(device, attribute string) string {
 	c.t.Helper()
 	d := c.Device(device)

@@ -37,19 +37,3 @@ func TestReference_EveryEntryExplained(t *testing.T) {
 		}
 	}
 }
-
-func TestReference_Scheduler(t *testing.T) {
-	text, err := generate("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"| `candidates` | int |", "| `strategies` | map to strategy |",
-		"| `cleave_scheduler_attempts_total` | strategy, outcome |", "| `cleave_scheduler_placement_lost_units` | strategy |",
-		"| `narrowed` | to the best nodes |", "| `unpredictable` | all devices,", "| `PlacementUnknown` | Warning | pod | Annotation …",
-	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no line has %q", want)
-		}
-	}
-}

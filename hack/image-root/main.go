@@ -170,7 +170,6 @@ func read(path string) (*binary, error) {
 	return b, nil
 }
 
-// findLoader finds the loader on this machine.
 func (b *binary) findLoader() (string, error) {
 	return firstFile(b.loader, b.loader, filepath.Join(architectures[b.machine].cross, filepath.Base(b.loader)))
 }

@@ -3,11 +3,10 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,42 +19,25 @@ import (
 
 // read reads a file of pods, claims and templates. Objects without a namespace get that of the command line, as from kubectl.
 func (a *asker) read(path string, stdin io.Reader) error {
-	in := stdin
-	if path != "-" {
-		file, err := os.Open(filepath.Clean(path))
-		if err != nil {
-			return fmt.Errorf("read the file to explain: %w", err)
-		}
-		defer file.Close()
-		in = file
-	}
-	data, err := io.ReadAll(io.LimitReader(in, maxInput+1))
-	if err == nil {
-		rules := admission.DefaultRules()
-		rules.Driver = a.driver
-		a.file, err = validation.Decode(data, rules)
-	}
+	data, err := readInput(stdin, path)
 	if err != nil {
+		return err
+	}
+	rules := admission.DefaultRules()
+	rules.Driver = a.driver
+	if a.file, err = validation.Decode(data, rules); err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
 	for _, c := range a.file.Claims {
-		c.Namespace = a.in(c.Namespace)
+		c.Namespace = cmp.Or(c.Namespace, a.namespace)
 	}
 	for _, t := range a.file.Templates {
-		t.Namespace = a.in(t.Namespace)
+		t.Namespace = cmp.Or(t.Namespace, a.namespace)
 	}
 	for i := range a.file.Pods {
-		a.file.Pods[i].Namespace = a.in(a.file.Pods[i].Namespace)
+		a.file.Pods[i].Namespace = cmp.Or(a.file.Pods[i].Namespace, a.namespace)
 	}
 	return nil
-}
-
-// in is the namespace of an object of a file.
-func (a *asker) in(namespace string) string {
-	if namespace == "" {
-		return a.namespace
-	}
-	return namespace
 }
 
 // isAsked reports whether a question is about an object of the namespace.

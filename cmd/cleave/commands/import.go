@@ -179,22 +179,20 @@ func (f *importFlags) read(stdin io.Reader, files []string, kind string, read im
 // maxInput bounds a file in bytes, like the formats.
 const maxInput = 1 << 20
 
-// readInput reads a file, up to one byte beyond the limit.
+// readInput reads a file, or the standard input for -, up to one byte beyond the limit.
 func readInput(stdin io.Reader, file string) ([]byte, error) {
-	if file == "-" {
-		data, err := io.ReadAll(io.LimitReader(stdin, maxInput+1))
+	in, what := stdin, "the standard input"
+	if file != "-" {
+		f, err := os.Open(filepath.Clean(file))
 		if err != nil {
-			return nil, fmt.Errorf("read the standard input: %w", err)
+			return nil, fmt.Errorf("read a file: %w", err)
 		}
-		return data, nil
+		defer f.Close()
+		in, what = f, file
 	}
-	f, err := os.Open(filepath.Clean(file))
+	data, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	if err != nil {
-		return nil, fmt.Errorf("open the file to import: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxInput+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
+		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	return data, nil
 }

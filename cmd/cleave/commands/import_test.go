@@ -242,7 +242,7 @@ func TestImport_Problems(t *testing.T) {
 		t.Errorf("code %d, stdout %q", got.code, got.stdout)
 	}
 	want := []string{
-		"cleave: open the file to import: open " + missing + ": no such file or directory",
+		"cleave: read a file: open " + missing + ": no such file or directory",
 		bad + `: unknown field "banana"`,
 		bad + `: unknown field "flags.passDeviceSpecs": did you mean flags.plugin.passDeviceSpecs?`,
 		odd + ": read YAML: yaml: control characters are not allowed",

@@ -52,7 +52,7 @@ func newSimulate() *cobra.Command {
 			if err := f.check(); err != nil {
 				return cli.UsageError(err)
 			}
-			report, err := f.run(cmd.Context(), cmd.ErrOrStderr())
+			report, err := f.run(cmd.Context(), cmd.InOrStdin(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -98,11 +98,8 @@ func (f *simulateFlags) check() error {
 	return errors.Join(append(errs, f.Validate())...)
 }
 
-// maxWorkload bounds the part of a file that is read; the decoder limits the workload.
-const maxWorkload = 2 << 20
-
-func (f *simulateFlags) run(ctx context.Context, notes io.Writer) (*simulation.Report, error) {
-	workload, err := readWorkload(f.workload)
+func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, notes io.Writer) (*simulation.Report, error) {
+	workload, err := readWorkload(stdin, f.workload)
 	if err != nil {
 		return nil, cli.UsageError(err)
 	}
@@ -126,18 +123,10 @@ func (f *simulateFlags) run(ctx context.Context, notes io.Writer) (*simulation.R
 	return simulation.Run(ctx, pool, workload, strategies, f.seed)
 }
 
-func readWorkload(path string) (*simulation.Workload, error) {
-	file := os.Stdin
-	if path != "-" {
-		var err error
-		if file, err = os.Open(path); err != nil {
-			return nil, fmt.Errorf("read the workload: %w", err)
-		}
-		defer file.Close()
-	}
-	data, err := io.ReadAll(io.LimitReader(file, maxWorkload))
+func readWorkload(stdin io.Reader, path string) (*simulation.Workload, error) {
+	data, err := readInput(stdin, path)
 	if err != nil {
-		return nil, fmt.Errorf("read the workload: %w", err)
+		return nil, err
 	}
 	w, err := simulation.Decode(data)
 	if err != nil {

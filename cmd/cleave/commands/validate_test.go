@@ -48,11 +48,6 @@ func TestSlices_ExamplePolicies(t *testing.T) {
 			t.Errorf("%s: got code %d, stderr %q, stdout:\n%s", model, got.code, got.stderr, got.stdout)
 		}
 	}
-	for _, name := range set.Names() {
-		if got := cleave(t, "slices", "--node-model", "dgx-a100", "--policy", policies, "--policy-name", name); got.code != cli.ExitOK {
-			t.Errorf("slices by policy %s: got code %d, stderr %q", name, got.code, got.stderr)
-		}
-	}
 }
 
 func TestValidate_Problems(t *testing.T) {

@@ -30,7 +30,6 @@ type options struct {
 	mixedPods  int
 	landing    int
 	pods       int
-	waiting    int
 	urgent     bool
 	schedulers []string
 	kinds      []kind
@@ -68,7 +67,6 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.landing, "landing-pods", 60, "pods of a kind whose GPUs are counted")
 	flags.IntVar(&o.pods, "pods", 240, "pods of a kind whose rate is measured")
 	flags.IntVar(&o.allocated, "allocated", 10_000, "claims that are allocated already in the loaded case; 0 leaves it out")
-	flags.IntVar(&o.waiting, "waiting-pods", 0, "pods that wait while others come and go, in the loaded case, such as 500; 0 leaves it out")
 	flags.BoolVar(&o.urgent, "urgent", true, "measure urgent pods in a cluster that is full of others, with cleave-scheduler")
 	flags.IntVar(&o.mixedNodes, "mixed-nodes", 100, "nodes for pods of many kinds that come and go")
 	flags.IntVar(&o.mixedPods, "mixed-pods", 2000, "pods of many kinds that come and go; 0 leaves it out")

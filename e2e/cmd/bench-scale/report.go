@@ -20,7 +20,6 @@ const (
 	podProcessor        = "processor time of the scheduler for a pod, %s, ms"
 	podProcessorLoaded  = "processor time of the scheduler for a pod, %s, %d claims allocated, ms"
 	podRateLoaded       = "%d pods, %s, in a second, %d claims allocated"
-	podRateWaiting      = "%d pods, %s, in a second, while %d wait that do not fit"
 	openedGPUs          = "untouched GPUs that %d pods, %s, take, %d claims allocated"
 	fewestOpened        = "untouched GPUs that %d pods, %s, take, %d claims allocated, the fewest possible"
 	rejected            = "%d mixed pods on %d nodes, %d %% load: compute slices rejected, %%"

@@ -122,7 +122,7 @@ func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
 		r.set(fmt.Sprintf(openedGPUs, b.pods, k.name, b.allocated), s.name, float64(landed.opened))
 		r.set(fmt.Sprintf(fewestOpened, b.pods, k.name, b.allocated), "", float64(least.opened))
 	}
-	return b.amongWaiting(ctx, r, s)
+	return nil
 }
 
 // place creates pods of a kind at once, and removes them when all are bound. It returns where they landed, how many were

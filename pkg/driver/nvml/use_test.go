@@ -12,7 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 func (b *bed) use(q nvml.UseQuery) gpu.Reading {
@@ -168,45 +167,5 @@ func TestClose_LookUnderWay(t *testing.T) {
 	time.AfterFunc(50*time.Millisecond, func() { _ = b.node.Faults().Clear(0) })
 	if err := b.Close(); err != nil {
 		t.Errorf("the call ends soon: %v", err)
-	}
-}
-
-// BenchmarkUse is one pass over 8 GPUs with 56 partitions.
-func BenchmarkUse(b *testing.B) {
-	node, err := sim.New("hgx-h100")
-	if err != nil {
-		b.Fatal(err)
-	}
-	bed, err := simulated.OpenNode(b.Context(), node)
-	if err != nil {
-		b.Fatal(err)
-	}
-	q, meter := nvml.UseQuery{GPM: map[int]string{}}, nvml.NewMeter(bed)
-	for i := range bed.Node().GPUs {
-		pci := bed.Node().GPUs[i].PCI
-		if err := bed.SetMIG(b.Context(), pci, true); err != nil {
-			b.Fatal(err)
-		}
-	}
-	for i := range bed.Node().GPUs {
-		g := &bed.Node().GPUs[i]
-		for _, s := range g.PartitionShapes() {
-			if s.Profile.ID != 19 {
-				continue
-			}
-			part, err := bed.CreatePartition(b.Context(), s)
-			if err != nil {
-				b.Fatal(err)
-			}
-			q.GPM[part.GI] = "a"
-		}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		for i := range bed.Node().GPUs {
-			if _, err := meter.Read(b.Context(), bed.Node().GPUs[i].PCI, q); err != nil {
-				b.Fatal(err)
-			}
-		}
 	}
 }

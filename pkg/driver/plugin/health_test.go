@@ -178,7 +178,6 @@ func (b *healthBed) gauge() (healthy []float64, xids map[string]float64) {
 
 func every(gpu.Shape) bool { return true }
 
-// tainted adds a taint to names.
 func tainted(names []string, taint string) []string {
 	var all []string
 	for _, n := range names {

@@ -278,19 +278,3 @@ func TestMetadata_RemovalFails(t *testing.T) {
 		t.Errorf("remembered after a sweep: %v", specs)
 	}
 }
-
-// The cost of a claim's life without what claims do on disk: what the helper adds to it.
-func BenchmarkPrepare_Metadata(b *testing.B) {
-	bed := newMetadataBed(b, "a")
-	bed.prepare("a", "main")
-	claims := []*drapb.Claim{metadataClaim("a")}
-	for b.Loop() {
-		_, err := bed.kubelet.NodePrepareResources(b.Context(), &drapb.NodePrepareResourcesRequest{Claims: claims})
-		if err == nil {
-			_, err = bed.kubelet.NodeUnprepareResources(b.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims})
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-}

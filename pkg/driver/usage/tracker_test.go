@@ -5,7 +5,6 @@ package usage
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -337,35 +336,6 @@ func TestHoldings(t *testing.T) {
 	for _, h := range Holdings(nil, all) {
 		if h.Part != 0 {
 			t.Errorf("%v has a part of a GPU that is away", h)
-		}
-	}
-}
-
-// BenchmarkTracker is one pass over 8 GPUs with 56 partitions.
-func BenchmarkTracker(b *testing.B) {
-	tracker, total := NewTracker(), uint64(0)
-	var looks []Look
-	for n := range 8 {
-		l := Look{GPU: string(rune('a' + n)), Owners: Owners{}}
-		l.Reading.GPM = map[int]gpu.Activity{}
-		for gi := range 7 {
-			h := instance(types.UID(l.GPU+string(rune('0'+gi))), gi, 1./8)
-			h.GPU, h.Device = l.GPU, l.GPU+h.Device
-			l.Holdings = append(l.Holdings, h)
-			pid := 100*n + gi
-			l.Owners[pid] = Owner{Pod: h.Claim}
-			l.Reading.Processes = append(l.Reading.Processes, gpu.Process{PID: pid, GI: gi, Memory: ptr[uint64](1)})
-			l.Reading.GPM[gi] = gpu.Activity{SM: ptr(.5)}
-		}
-		looks = append(looks, l)
-	}
-	for n := 0; b.Loop(); n++ {
-		total += 1e6
-		energy := total
-		for i := range looks {
-			looks[i].Reading.At, looks[i].Reading.Energy = at(n), &energy
-			looks[i].Holdings = slices.Clone(looks[i].Holdings)
-			tracker.Observe(looks[i])
 		}
 	}
 }

@@ -124,7 +124,6 @@ func (x *sliceIndex) slicesFor(all []*resourceapi.ResourceSlice, nodes sets.Set[
 	return kept
 }
 
-// marked is the mark of a name.
 func marked(marks map[string]*mark, name string) *mark {
 	if marks[name] == nil {
 		marks[name] = new(mark)

@@ -3,7 +3,6 @@
 package gpupacking
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -107,24 +106,5 @@ func TestCandidateSlices_Replaced(t *testing.T) {
 		if n := len(view.index.known); n > 6 {
 			t.Errorf("round %d: %d slices are remembered of two", round, n)
 		}
-	}
-}
-
-// BenchmarkCandidateSlices lists the slices of four of 1,000 nodes.
-func BenchmarkCandidateSlices(b *testing.B) {
-	var all []*resourceapi.ResourceSlice
-	for node := range 1000 {
-		for i := range 12 {
-			name := fmt.Sprintf("node-%d", node)
-			all = append(all, slice(fmt.Sprintf("%s-%d", name, i), name, name))
-		}
-	}
-	view, nodes := &CandidateSlices{SharedDRAManager: listed{slices: all}}, sets.New("node-1", "node-20", "node-300", "node-999")
-	for b.Loop() {
-		view.Limited(&corev1.Pod{}, nodes, func() {
-			if got, err := view.ResourceSlices().ListWithDeviceTaintRules(); err != nil || len(got) != 48 {
-				b.Fatalf("got %d slices and the error %v, want 48", len(got), err)
-			}
-		})
 	}
 }

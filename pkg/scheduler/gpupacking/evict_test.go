@@ -217,34 +217,6 @@ func TestEvictions_Offered(t *testing.T) {
 	t.Log(got[3:])
 }
 
-// BenchmarkEvictions is what it takes to find the victims of a pod in a full cluster of 1,000 nodes.
-func BenchmarkEvictions(b *testing.B) {
-	bed := preemptingBed(b, &Rules{})
-	names := make([]string, 1000)
-	for i := range names {
-		names[i] = fmt.Sprintf("n%04d", i)
-	}
-	bed.addNodes("hgx-h100", names...)
-	for i, n := range names {
-		for j := range 8 {
-			if i%2 == 0 || j > 0 {
-				bed.run(n, fmt.Sprint(n, "-", j), "gpu", -1000)
-			}
-		}
-		for j := range 7 * (i % 2) {
-			bed.run(n, fmt.Sprint(n, "-small-", j), "1g.10gb", -1000)
-		}
-	}
-	bed.urgent("first", "gpu")
-	for _, class := range []string{"1g.10gb", "gpu"} {
-		b.Run(class, func(b *testing.B) {
-			for i := 0; b.Loop(); i++ {
-				bed.urgent(fmt.Sprint("urgent-", i), class)
-			}
-		})
-	}
-}
-
 // TestEvictions_GoneAlone: the only pod of a node that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on
 // another node.
 func TestEvictions_GoneAlone(t *testing.T) {

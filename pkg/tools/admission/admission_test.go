@@ -4,9 +4,6 @@ package admission
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -170,47 +167,5 @@ func TestReview_DeviceClass(t *testing.T) {
 	err := DefaultRules().Check(class).ToAggregate()
 	if err == nil || !strings.Contains(err.Error(), "spec.config[0].opaque.parameters") || !strings.Contains(err.Error(), "Longer") {
 		t.Errorf("got %v, want the field and its value", err)
-	}
-}
-
-// What comes with the project is right.
-func TestReview_Examples(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join("..", "..", "..", "deployments", "*", "*.yaml"))
-	if err != nil || len(files) < 10 {
-		t.Fatalf("got %v, %v, want the manifests", files, err)
-	}
-	checked := 0
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, document := range strings.Split(string(data), "\n---") {
-			kinds := map[string]runtime.Object{"ResourceClaim": &resourceapi.ResourceClaim{}, "ResourceClaimTemplate": &resourceapi.ResourceClaimTemplate{}, "DeviceClass": &resourceapi.DeviceClass{}}
-			var kind struct{ Kind string }
-			if strings.HasSuffix(file, "+json.yaml") {
-				continue // a patch is a list
-			}
-			if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
-				t.Fatalf("%s: %v", file, err)
-			}
-			object := kinds[kind.Kind]
-			if object == nil {
-				continue
-			}
-			checked++
-			if err := yaml.Unmarshal([]byte(document), object); err != nil {
-				t.Fatalf("%s: %v", file, err)
-			}
-			if err := DefaultRules().Check(object).ToAggregate(); err != nil {
-				t.Errorf("%s: %v", file, err)
-			}
-		}
-	}
-	if checked < 15 {
-		t.Errorf("%d objects were checked only", checked)
-	}
-	if !slices.Contains(DefaultRules().SingleShare, "mps.cleave.dev") {
-		t.Error("the MPS class gives one share a request")
 	}
 }

@@ -153,7 +153,6 @@ type configuration struct {
 	path     *field.Path // of the parameters
 }
 
-// covers reports whether a configuration is for a choice.
 func (c *configuration) covers(of *choice) bool {
 	return len(c.requests) == 0 || slices.Contains(c.requests, of.ref) || slices.Contains(c.requests, resourceclaim.BaseRequestRef(of.ref))
 }

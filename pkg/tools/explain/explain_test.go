@@ -34,7 +34,6 @@ func (b *bed) taint(key, value string, devices ...string) {
 	}
 }
 
-// whole is a claim for whole GPUs.
 func whole(count int64) *resourceapi.ResourceClaim {
 	return claim("trainer", asks("gpu.cleave.dev", count))
 }

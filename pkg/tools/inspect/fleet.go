@@ -190,7 +190,6 @@ func (g *GPU) IsClosed() bool {
 	return len(g.Shapes) > 0 && !slices.ContainsFunc(g.Shapes, func(s Shape) bool { return s.State != Tainted })
 }
 
-// count adds a GPU.
 func (s *Summary) count(g *GPU) {
 	s.GPUs++
 	is := func(kind func(*Shape) bool) bool {

@@ -58,16 +58,3 @@ func TestInterner_Transform(t *testing.T) {
 		t.Errorf("another object: %v, %v", got, err)
 	}
 }
-
-func BenchmarkInterner_Transform(b *testing.B) {
-	var in Interner
-	published := modelSlices(b, "n1")
-	b.ReportAllocs()
-	for b.Loop() {
-		for i := range published {
-			if _, err := in.Transform(&published[i]); err != nil {
-				b.Fatal(err)
-			}
-		}
-	}
-}

@@ -136,7 +136,6 @@ func (c *Cluster) workloadOf(claim *resourceapi.ResourceClaim) string {
 	return cmp.Or(found, "ResourceClaim/"+claim.Name)
 }
 
-// kindOf is the kind of a device.
 func kindOf(driver string, n *pools.Node, i int) Device {
 	object, d := n.Object(i), &n.Model.Devices[i]
 	return Device{

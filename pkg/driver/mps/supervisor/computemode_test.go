@@ -167,7 +167,6 @@ func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// failStep fails a step some times.
 func failStep(step string, times int) func(string) error {
 	return func(what string) error {
 		if what == step && times > 0 {
