@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
-// Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Peer -v -seeds 20.
+// Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Compare -v -seeds 20.
 var (
 	seeds     = flag.Int("seeds", 6, "traces for each mix and load")
 	firstSeed = flag.Uint64("first-seed", 1, "the first of the seeds")
