@@ -42,7 +42,8 @@ func (c *checker) readContainers(events []Event) {
 	}
 }
 
-// containerHolds are the starts and ends of containers of a claim's pods in one of its tenures.
+// containerHolds are the starts and ends of containers of a claim's pods in one of its tenures. A container has certainly run until eventLag
+// before its event.
 func (c *checker) containerHolds(cl *claim, t *tenure) []hold {
 	var holds []hold
 	within := func(at time.Duration) bool { return at >= t.acquire.to && at <= t.release.to }
@@ -54,13 +55,15 @@ func (c *checker) containerHolds(cl *claim, t *tenure) []hold {
 			holds = append(holds, hold{span{r.started, r.started}, r.start})
 		}
 		if r.end != nil && within(r.ended) {
-			holds = append(holds, hold{span{r.ended, r.ended}, *r.end})
+			ran := max(r.started, t.acquire.to, r.ended-eventLag)
+			holds = append(holds, hold{span{ran, ran}, *r.end})
 		}
 	}
 	return holds
 }
 
-// eventLag is how much later than a container's end the runtime may date its event: when it sends it.
+// eventLag is how much later than a container's end the runtime may date its event: when it sends it, after it has deleted the task
+// (containerd, handleContainerExit). The plugin sees in the container's cgroup that it has ended.
 const eventLag = 500 * time.Millisecond
 
 // outlives is the last end of a container that ran on with what a tenure of the claim gave it after that was released; nil where

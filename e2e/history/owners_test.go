@@ -80,6 +80,9 @@ func TestCheck_OwnersUnknownOutcome(t *testing.T) {
 				"owner: At 5s container main of pod pod-a ended while claim b had devices of set-0. " +
 					"No order of the calls makes that admissible: claim a does not have its devices then.",
 			}},
+		{name: "by force, just after its container has ended, and its event comes later", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), deleted(3, "a"),
+			allocated(3, "b", whole), prepare(3, 4, "b", whole), container(4.4, "a", ContainerEnded), unprepare(5, 6, "a"))},
 		{name: "by force, when its container ended is not known", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), deleted(3, "a"),
 			allocated(3, "b", whole), prepare(3, 4, "b", whole), container(5, "a", ContainerEnded), at(5, Gap{SourceRuntime, 2_700_000_000}))},
