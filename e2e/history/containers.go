@@ -42,8 +42,8 @@ func (c *checker) readContainers(events []Event) {
 	}
 }
 
-// containerHolds are the starts and ends of containers of a claim's pods in one of its tenures. A container has certainly run until eventLag
-// before its event.
+// containerHolds are the starts and ends of containers of a claim's pods in one of its tenures. A container has certainly run until
+// eventLag before its event.
 func (c *checker) containerHolds(cl *claim, t *tenure) []hold {
 	var holds []hold
 	within := func(at time.Duration) bool { return at >= t.acquire.to && at <= t.release.to }

@@ -30,16 +30,27 @@ func (p Processes) makeCgroup(d Daemon) (string, error) {
 		return "", fmt.Errorf("--daemon-cgroup %s is not in a cgroup v2 file system", p.Cgroup)
 	}
 	dir := filepath.Join(p.Cgroup, d.GPU)
-	for {
-		err := os.MkdirAll(dir, 0o700)
-		if err == nil {
-			return dir, nil
-		}
-		// The daemon of another GPU ends, and has removed the parent, empty as it was.
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("create the cgroup of a daemon (--daemon-cgroup): %w", err)
+	var err error
+	for range 100 {
+		// The parent goes with the last daemon of other GPUs, maybe in between.
+		if err = makeDirs(p.Cgroup, dir); !errors.Is(err, fs.ErrNotExist) {
+			break
 		}
 	}
+	if err != nil {
+		return "", fmt.Errorf("create the cgroup of a daemon (--daemon-cgroup): %w", err)
+	}
+	return dir, nil
+}
+
+// makeDirs creates those that do not exist, in order.
+func makeDirs(dirs ...string) error {
+	for _, d := range dirs {
+		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // enterCgroup moves this process. A container has a cgroup namespace of its own, and the kernel lets no process move out of it

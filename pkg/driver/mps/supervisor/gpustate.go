@@ -29,8 +29,8 @@ type gpuState struct {
 	started time.Time
 	// restarts in a row, see restart.go.
 	restarts int
-	// endRestart ends the goroutine that restarts the daemon; nil if none does.
-	endRestart context.CancelFunc
+	// endRestart is closed to end the goroutine that restarts the daemon; nil if none does.
+	endRestart chan struct{}
 	failed     bool
 	message    string // reason for the state
 	// waits is since when the compute mode cannot be restored because the GPU is in MIG mode; zero if it can.

@@ -87,38 +87,41 @@ func (g *gpuState) restartLater(ctx context.Context) {
 	if g.endRestart != nil || ctx.Err() != nil {
 		return
 	}
-	wanted, end := context.WithCancel(g.s.life)
+	end, wait := make(chan struct{}), delay(g.restarts)
 	g.endRestart = end
-	wait := delay(g.restarts)
-	g.s.wg.Go(func() { g.restart(wanted, wait) })
+	g.s.wg.Go(func() { g.restart(end, wait) })
 }
 
 // restarted ends the goroutine that restarts the daemon: it runs, or no claim wants it. The next loss is not to wait for that goroutine,
 // which may sleep for a minute while nothing blocks the GPU.
 func (g *gpuState) restarted() {
 	if g.endRestart != nil {
-		g.endRestart()
+		close(g.endRestart)
 		g.endRestart = nil
 	}
 }
 
-// restart tries until a daemon runs, no claim wants one, or the supervisor stops: wanted ends then.
-func (g *gpuState) restart(wanted context.Context, wait time.Duration) {
+// restart tries until a daemon runs or no claim wants one, which end says, or the supervisor stops.
+func (g *gpuState) restart(end <-chan struct{}, wait time.Duration) {
 	ctx := g.s.life
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-		case <-wanted.Done():
+		case <-end:
+			return
+		case <-ctx.Done():
 			return
 		}
-		if err := g.lock(wanted); err != nil {
+		if err := g.lock(ctx); err != nil {
 			return
 		}
-		if wanted.Err() != nil {
+		select {
+		case <-end:
 			g.unlock()
 			return
+		default:
 		}
 		g.restarts++
 		wait = delay(g.restarts)
