@@ -74,6 +74,10 @@ func (b restarts) surviving(ctx context.Context, selectors ...string) (*resource
 	if b.Restart == nil {
 		return nil, nil, skipf("the suite was given no command that restarts the driver")
 	}
+	// After a restart, a driver may write its slices again one by one. Until then nothing can be allocated.
+	if _, err := b.pools(ctx); err != nil {
+		return nil, nil, err
+	}
 	claim, err := b.claim(ctx, "surviving", selectors...)
 	if err != nil {
 		return nil, nil, err
