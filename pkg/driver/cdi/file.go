@@ -57,10 +57,14 @@ func (f *specFile) distrust() {
 	f.written = nil
 }
 
-// restore writes the spec if its file is missing or was changed. Otherwise it costs one stat.
-func (f *specFile) restore(ctx context.Context, spec *specs.Spec) error {
+// restore writes the present spec if its file is missing or was changed. Otherwise it costs one stat.
+func (f *specFile) restore(ctx context.Context, present func() (*specs.Spec, error)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	spec, err := present() // by others that have waited for mu as well
+	if err != nil {
+		return err
+	}
 	path := filepath.Join(f.dir.path, f.name)
 	info, err := os.Lstat(path)
 	if w := f.written; err == nil && w != nil && os.SameFile(info, w) && info.ModTime().Equal(w.ModTime()) && info.Size() == w.Size() {

@@ -68,8 +68,9 @@ type Static struct {
 
 	creating attempts // of capability nodes
 
+	// mu is not held while a disk is waited for: the control loop takes it.
 	mu        sync.RWMutex
-	generated *generated     // nil before the first attempt
+	generated *generated     // nil before the first attempt; its content does not change
 	minors    map[string]int // device name -> N of /dev/nvidiaN
 }
 
@@ -157,9 +158,14 @@ func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
 		return next.err
 	}
 	s.file.distrust() // compare it with the new spec
+	return s.file.restore(ctx, s.spec)
+}
+
+// spec is the present one, or why there is none.
+func (s *Static) spec() (*specs.Spec, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.file.restore(ctx, s.generated.spec)
+	return s.generated.spec, s.generated.err
 }
 
 // Problems are the reasons why GPUs cannot be injected into containers, by device name.
@@ -191,9 +197,7 @@ func (s *Static) Ensure(ctx context.Context, ids []string) error {
 			return err
 		}
 	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.file.restore(ctx, s.generated.spec)
+	return s.file.restore(ctx, s.spec)
 }
 
 // Complete fails if the spec belongs to other GPUs, or if Ensure would fail for one of them.
@@ -235,8 +239,8 @@ func (s *Static) regenerate(ctx context.Context, ids []string, why error) error 
 // check compares the spec with the existing device nodes and files.
 func (s *Static) check(ids []string) error {
 	s.mu.RLock()
-	defer s.mu.RUnlock()
 	g := s.generated
+	s.mu.RUnlock()
 	if g == nil {
 		return errors.New("the CDI spec is not written yet")
 	}

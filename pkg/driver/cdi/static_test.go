@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -227,6 +228,38 @@ func TestEnsure_RestoresSpec(t *testing.T) {
 		if diff := cmp.Diff(string(want), string(got)); diff != "" || err != nil {
 			t.Errorf("%s: %v: spec (-before +after):\n%s", name, err, diff)
 		}
+	}
+}
+
+// The disk hangs, here in a file without an end: the control loop reads Problems, for which a refresh must not wait with a write lock.
+func TestEnsure_DiskHangs(t *testing.T) {
+	s, _, node := written(t)
+	if err := errors.Join(os.Remove(s.Path()), syscall.Mkfifo(s.Path(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	ensured := make(chan error, 1)
+	go func() { ensured <- s.Ensure(t.Context(), ids(s, node)) }()
+	pipe, err := os.OpenFile(s.Path(), os.O_WRONLY, 0) // returns once Ensure reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.mu.TryLock() {
+		s.mu.Unlock()
+	} else {
+		t.Error("the lock is held while the disk is waited for")
+	}
+	if err := errors.Join(pipe.Close(), <-ensured); err != nil {
+		t.Error(err)
+	}
+}
+
+// The driver's files went after a claim's devices were checked.
+func TestEnsure_SpecGone(t *testing.T) {
+	s, _, _ := written(t)
+	gone := errors.New("no driver")
+	s.generated = &generated{err: gone}
+	if err := errors.Join(os.Remove(s.Path()), s.file.restore(t.Context(), s.spec)); !errors.Is(err, gone) {
+		t.Errorf("got %v, want %v", err, gone)
 	}
 }
 

@@ -54,18 +54,17 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlEventSetCreate")
-	set, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", readTimeout, true, s.calls.lib.EventSet)
+	e, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", readTimeout, true, s.calls.subscribe)
 	if err != nil {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
-	e := &Events{calls: s.calls, set: set, sources: map[any]gpu.PCIAddress{}, epoch: s.calls.epoch.Load()}
 	node := s.Node()
 	for i := range node.GPUs {
 		pci := node.GPUs[i].PCI
 		if err := e.register(ctx, pci); err != nil {
 			if !slices.ContainsFunc(noEvents, func(known error) bool { return errors.Is(err, known) }) {
 				// Other errors leave the state of the set undefined (nvmlDeviceRegisterEvents).
-				return nil, errors.Join(err, set.Free())
+				return nil, errors.Join(err, e.Close())
 			}
 			e.hanging = e.hanging || errors.Is(err, gpu.ErrHangs)
 			klog.FromContext(ctx).V(2).Info("Cannot watch the events of a GPU", "pci", pci, "reason", err.Error())
@@ -74,9 +73,20 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 	if len(e.sources) == 0 {
 		return nil, errors.Join(fmt.Errorf("watch the events of %d GPUs: %w", len(node.GPUs), gpu.ErrNotSupported), e.Close())
 	}
-	s.calls.mu.Lock()
-	defer s.calls.mu.Unlock()
-	s.calls.events[e] = true
+	return e, nil
+}
+
+// subscribe opens a subscription to no GPU yet. A restart and Retake know it from the start: GPUs are registered one by one, and either
+// may come in between.
+func (c *calls) subscribe() (*Events, error) {
+	set, err := c.lib.EventSet()
+	if err != nil {
+		return nil, err
+	}
+	e := &Events{calls: c, set: set, sources: map[any]gpu.PCIAddress{}, epoch: c.epoch.Load()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.events[e] = true
 	return e, nil
 }
 
@@ -86,6 +96,9 @@ var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.Er
 // register subscribes to one GPU.
 func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
 	source, err := ask(ctx, e.calls, pci, "nvmlDeviceRegisterEvents", func(dev Device) (any, error) {
+		if e.calls.epoch.Load() != e.epoch {
+			return nil, errRestarted // which has freed the set
+		}
 		supported, err := dev.SupportedEventTypes()
 		if err != nil {
 			return nil, fmt.Errorf("read the event types of the GPU at %s: %w", pci, err)
@@ -147,16 +160,30 @@ const wholeGPU = 0xFFFFFFFF
 
 // Close ends the subscription.
 func (e *Events) Close() error {
-	e.calls.mu.Lock()
-	delete(e.calls.events, e)
-	e.calls.mu.Unlock()
 	if e.hanging {
+		e.forget()
 		return fmt.Errorf("free the event set: %w", gpu.ErrHangs)
 	}
-	if e.calls.epoch.Load() != e.epoch {
-		return nil // freed when the session restarted
-	}
-	return e.set.Free()
+	return e.shutdown()
+}
+
+// shutdown frees the set unless a restart has done so, for which it waits.
+func (e *Events) shutdown() error {
+	_, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetFree", changeTimeout, true, func() (struct{}, error) {
+		e.forget()
+		if e.calls.epoch.Load() != e.epoch {
+			return struct{}{}, nil // freed when the session restarted
+		}
+		return struct{}{}, e.set.Free()
+	})
+	return err
+}
+
+// forget keeps restarts from freeing the set.
+func (e *Events) forget() {
+	e.calls.mu.Lock()
+	defer e.calls.mu.Unlock()
+	delete(e.calls.events, e)
 }
 
 // RecoveryAction reads the recovery action that the driver requests for the GPU at an address. It is

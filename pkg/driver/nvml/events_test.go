@@ -4,7 +4,9 @@ package nvml
 
 import (
 	"errors"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -120,6 +122,68 @@ func TestEvents_SetFreed(t *testing.T) {
 	if _, err := s.Events(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
 	}
+}
+
+// NVML is restarted between the registrations of two GPUs: the set of before must not be used, and is freed once.
+func TestEvents_RestartedMeanwhile(t *testing.T) {
+	lib, s := eventBed(t, 2)
+	e, err := s.Events(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.calls.restart(t.Context(), "", releaseWait, func() { s.calls.reopen(t.Context()) }); err != nil {
+		t.Fatal(err)
+	}
+	clear(lib.set.registered)
+	if err := e.register(t.Context(), s.Node().GPUs[1].PCI); !errors.Is(err, errRestarted) || len(lib.set.registered) > 0 {
+		t.Errorf("got %v and %d registered GPUs, want %v", err, len(lib.set.registered), errRestarted)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if freed := len(slices.DeleteFunc(lib.calls, func(c string) bool { return c != "Free" })); freed != 1 {
+		t.Errorf("the set was freed %d times, want once", freed)
+	}
+}
+
+// A GPU is opened again while others are being registered: only another subscription has its events.
+func TestEvents_RetakenMeanwhile(t *testing.T) {
+	lib, s := eventBed(t, 2)
+	lib.devices[1].called = func(name string) {
+		if name == "RegisterEvents" {
+			s.calls.outdateEvents()
+		}
+	}
+	e, err := s.Events(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := e.Next(0); !errors.Is(err, errRestarted) {
+		t.Errorf("got %v, want %v", err, errRestarted)
+	}
+}
+
+// A subscription ends while NVML is being restarted, which frees the set.
+func TestEvents_ClosedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib, s := eventBed(t, 1)
+		e, err := s.Events(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		release, err := s.calls.dogs.acquireAll(t.Context(), releaseWait, changeTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- e.Close() }()
+		synctest.Wait()
+		s.calls.epoch.Add(1)
+		release()
+		if err := <-closed; err != nil || slices.Contains(lib.calls, "Free") {
+			t.Errorf("got %v and calls %v, want that the set is left to the restart", err, lib.calls)
+		}
+	})
 }
 
 func TestRecoveryAction_Unsupported(t *testing.T) {

@@ -139,14 +139,18 @@ type fakeDevice struct {
 
 // faults are what the calls of a GPU fail with.
 type faults struct {
-	errs map[string]error // by method name
-	err  error            // of every method
+	errs   map[string]error  // by method name
+	err    error             // of every method
+	called func(name string) // may be nil
 }
 
 // Use has a test of its own, on simulated boards.
 func (f *faults) Use() Use { return nil }
 
 func (f *faults) fail(name string) error {
+	if f.called != nil {
+		f.called(name)
+	}
 	if f.err != nil {
 		return f.err
 	}

@@ -66,11 +66,17 @@ func TestRestart_Hangs(t *testing.T) {
 	})
 }
 
-// freedSample counts how often it was freed.
-type freedSample struct{ freed *int }
+// freedSample counts how often it was freed while looks at other GPUs could go on: the driver may hang then.
+type freedSample struct {
+	of    *Meter
+	freed *int
+}
 
 func (s freedSample) Free() error {
-	*s.freed++
+	if s.of.mu.TryLock() {
+		s.of.mu.Unlock()
+		*s.freed++
+	}
 	return nil
 }
 
@@ -78,15 +84,15 @@ func (s freedSample) Free() error {
 func TestRestart_FreesSamples(t *testing.T) {
 	c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 	m, freed := NewMeter(&Session{calls: c}), 0
-	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{&freed}, "a"}}})
-	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{&freed}, "b"}, 8: {freedSample{&freed}, "c"}}})
+	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{m, &freed}, "a"}}})
+	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{m, &freed}, "b"}, 8: {freedSample{m, &freed}, "c"}}})
 	for range 2 {
 		if err := c.restart(t.Context(), "", releaseWait, func() {}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if freed != 3 {
-		t.Errorf("%d samples were freed, want 3", freed)
+		t.Errorf("%d samples were freed without the lock, want 3", freed)
 	}
 }
 

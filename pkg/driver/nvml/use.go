@@ -77,13 +77,14 @@ func NewMeter(s *Session) *Meter {
 // forget frees what looks have left for the next ones.
 func (m *Meter) forget() {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, l := range m.last {
+	last := m.last
+	m.last = map[gpu.PCIAddress]*look{}
+	m.mu.Unlock() // the driver may hang
+	for _, l := range last {
 		for _, s := range l.samples {
 			_ = s.Free() // fails only if NVML is away
 		}
 	}
-	clear(m.last)
 }
 
 // look is what a look at a GPU leaves for the next.

@@ -77,12 +77,12 @@ func (a *allocations) due() bool {
 func (a *allocations) run(ctx context.Context) {
 	pause, retry := listRetry, time.Time{}
 	for ctx.Err() == nil {
-		if a.due() && !time.Now().Before(retry) {
-			if a.list(ctx) {
-				pause, retry = listRetry, time.Time{}
-			} else {
-				retry, pause = time.Now().Add(pause), min(2*pause, listRetryAtMost)
-			}
+		switch due := a.due(); {
+		case due && time.Now().Before(retry):
+		case !due || a.list(ctx): // or the check of another driver name has listed them
+			pause, retry = listRetry, time.Time{}
+		default:
+			retry, pause = time.Now().Add(pause), min(2*pause, listRetryAtMost)
 		}
 		again, err := a.follow(ctx)
 		if err != nil && ctx.Err() == nil {

@@ -96,3 +96,39 @@ func TestAllocations(t *testing.T) {
 		count("nobody is asked for", time.Hour, 0, 0, 0)
 	})
 }
+
+// The listing at the start fails, and the check of another driver name lists the claims before the next attempt.
+func TestAllocations_ListedMeanwhile(t *testing.T) {
+	locks, err := claims.OpenLocks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		api, claim := &countingAPI{}, renamedClaim("x", "gpu.cleave.dev")
+		claim.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "x", UID: "uid-x"}
+		api.claim.Store(claim)
+		api.away.Store(true)
+		engine := claims.New(claims.Options{Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, Locks: locks})
+		ctx, cancel := context.WithCancel(t.Context())
+		var looks atomic.Int64
+		inventory := func() *gpu.Node { // once for each look at the claim
+			if looks.Add(1) == 1000 {
+				cancel()
+			}
+			return nil
+		}
+		a := &allocations{
+			follower: claims.NewFollower(engine.Ledger, api, inventory), listed: func(error) {}, wake: make(chan struct{}, 1), wanted: time.Now(),
+		}
+		defer background(ctx, a.run)()
+		synctest.Wait()
+		api.away.Store(false)
+		if !a.list(ctx) {
+			t.Error("the claims are not listed")
+		}
+		<-time.After(time.Minute)
+		if lists := api.lists.Load(); ctx.Err() != nil || lists != 2 {
+			t.Errorf("%d lists and %d looks within a minute, want 2 and some ten", lists, looks.Load())
+		}
+	})
+}

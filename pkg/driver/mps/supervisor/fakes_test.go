@@ -147,42 +147,6 @@ func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string
 
 // Daemons.
 
-type fakeProcess struct {
-	h        *fakeHost
-	id       ProcessID
-	gpu      string
-	done     chan struct{}
-	ready    bool
-	withhold int // ways to end it that it withstands
-}
-
-func (p *fakeProcess) ID() ProcessID         { return p.id }
-func (p *fakeProcess) Done() <-chan struct{} { return p.done }
-func (p *fakeProcess) How() string           { return "signal: killed" }
-func (p *fakeProcess) Forget()               {}
-func (p *fakeProcess) Terminate() error      { return p.h.end(p, "SIGTERM") }
-func (p *fakeProcess) Kill() error           { return p.h.end(p, "SIGKILL") }
-
-// end ends a process, if it does not withstand.
-func (h *fakeHost) end(p *fakeProcess, way string) error {
-	return h.around("end a daemon by "+way, func() error {
-		h.locked(func() {
-			if p.withhold--; p.withhold < 0 {
-				h.die(p)
-			}
-		})
-		return nil
-	})
-}
-
-// die is the end of a process; the lock is held.
-func (h *fakeHost) die(p *fakeProcess) {
-	if h.processes[p.id.PID] == p {
-		delete(h.processes, p.id.PID)
-		close(p.done)
-	}
-}
-
 func (h *fakeHost) Start(_ context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
 	if err := h.step("before a daemon is started"); err != nil {
 		return nil, err
@@ -207,6 +171,7 @@ func (h *fakeHost) Adopt(id ProcessID) (Process, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if p := h.processes[id.PID]; p != nil && p.id == id {
+		p.forgotten = false
 		return p, nil
 	}
 	return nil, fmt.Errorf("%w: there is no process %d", errGone, id.PID)

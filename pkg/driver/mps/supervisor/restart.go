@@ -41,7 +41,11 @@ func (g *gpuState) watch(process Process) {
 	select {
 	case <-process.Done():
 	case <-ctx.Done():
-		process.Forget()
+		g.turn <- struct{}{} // a stop in progress is completed, and waits for the process
+		defer g.unlock()
+		if g.daemon.process == process {
+			process.Forget()
+		}
 		return
 	}
 	if err := g.lock(ctx); err != nil {

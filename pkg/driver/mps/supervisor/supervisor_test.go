@@ -274,3 +274,27 @@ func TestEnsure_ReplacedGPU(t *testing.T) {
 		ensure(t, s, other)
 	})
 }
+
+// A supervisor is asked to end while it stops a daemon: the stop is completed, as no other supervisor may follow.
+func TestRelease_WhileEnding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.onStep(func(what string) error {
+			if what == "before asking quit" {
+				go stop()
+				synctest.Wait()
+			}
+			return nil
+		})
+		began := time.Now()
+		release(t, s, a)
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the stop took %s", took)
+		}
+		h.wantNothingLeft(t, config)
+	})
+}
