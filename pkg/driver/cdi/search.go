@@ -11,11 +11,11 @@ import (
 )
 
 // searchLimit bounds a search for the driver's files and device nodes. It opens GPUs, and may run nvidia-modprobe: both may hang.
-// Calls of the kubelet wait for it, for 45 s, and so does the control loop.
+// Calls of the kubelet wait for it, for 45 s.
 const searchLimit = 20 * time.Second
 
-// search generates the spec of a node. A search that hangs continues, and no other one starts before it has ended. The caller must hold
-// generating.
+// search generates the spec of a node. A search that hangs, or outlives ctx, continues, and no other one starts before it has ended. The
+// caller must hold generating.
 func (s *Static) search(ctx context.Context, node *gpu.Node) (*generated, error) {
 	if s.searching != nil {
 		select {
@@ -44,9 +44,16 @@ func (s *Static) search(ctx context.Context, node *gpu.Node) (*generated, error)
 	defer timer.Stop()
 	select {
 	case <-ended:
-		return found, nil
+		if ctx.Err() == nil {
+			return found, nil
+		}
+		// What was found may be incomplete.
+		return nil, fmt.Errorf("search the driver's files: %w", context.Cause(ctx))
 	case <-timer.C:
 		s.searching = ended
 		return nil, fmt.Errorf("search the driver's files: it took more than %s: %w", searchLimit, gpu.ErrHangs)
+	case <-ctx.Done():
+		s.searching = ended
+		return nil, fmt.Errorf("search the driver's files: %w", context.Cause(ctx))
 	}
 }

@@ -58,6 +58,44 @@ func TestRefresh_SearchHangs(t *testing.T) {
 	}
 }
 
+// A call that is canceled, or the plugin's end, neither waits for a search nor takes what it had found by then for the state of the
+// node.
+func TestRefresh_Canceled(t *testing.T) {
+	for name, obeys := range map[string]bool{"the search ends with it": true, "the search goes on": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.restored()
+				b.must(b.Refresh(t.Context(), b.node))
+				hangs := make(chan struct{})
+				b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
+					if obeys {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					<-hangs
+					return b.createNodes(ctx, nodes)
+				}
+				b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				start := time.Now()
+				if err := b.Refresh(ctx, b.node); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+					t.Errorf("got %v after %s, want %v after a second", err, time.Since(start), context.DeadlineExceeded)
+				}
+				if got := b.Problems(); len(got) > 0 {
+					t.Errorf("problems %v, want none", got)
+				}
+				close(hangs)
+				synctest.Wait()
+				obeys = false
+				b.must(b.Refresh(t.Context(), b.node))
+				b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+			})
+		})
+	}
+}
+
 // A GPU that is lost, or that hangs whenever it is opened, keeps no other GPU from containers.
 func TestRefresh_AnotherGPUIsUnwell(t *testing.T) {
 	for name, fault := range map[string]func(b *sim.Node) error{

@@ -31,7 +31,7 @@ type Hardware interface {
 	// Offer sets the devices that GPUs offer, which Prepare goes by.
 	Offer(node *policy.Node)
 	// SyncInventory records a changed inventory and refreshes the CDI spec.
-	SyncInventory(ctx context.Context, node *gpu.Node)
+	SyncInventory(ctx context.Context)
 	// RereadLinks schedules a refresh of the NVLinks.
 	RereadLinks()
 	// Close releases the driver. It is idempotent.
@@ -161,11 +161,12 @@ type Loop struct {
 	lookAgain, poll, periodic time.Time
 	// keepErr is the logged reason why the active policy could not be saved.
 	keepErr string
-	// limitsFailed: the memory limits of GPUs could not be observed.
-	limitsFailed bool
-	// modes runs the change of a GPU's MIG mode.
-	modes modeRunner
-	work  workRunner
+	// until is the deadline of the current step's waits for work; zero for no bound.
+	until time.Time
+	// modes runs the change of a GPU's MIG mode, work what takes locks of GPUs, and inventory what an added GPU needs, which does not
+	// wait for a lock of another one.
+	modes           modeRunner
+	work, inventory workRunner
 }
 
 // New returns a loop that observes nothing yet. Options may be set until Begin.
@@ -193,6 +194,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer l.work.running.Wait()
+	defer l.inventory.running.Wait()
 	defer l.modes.running.Wait()
 	defer stop()
 	l.observed.Ready = true
@@ -243,7 +245,7 @@ func (l *Loop) await(ctx context.Context) error {
 	if !now.Before(l.periodic) {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
-		if l.limitsFailed {
+		if _, err := l.inventory.memoryLimits(); err != nil {
 			due |= Inventory
 		}
 	}
@@ -273,9 +275,9 @@ func (l *Loop) pollSources(ctx context.Context) (changed Aspect) {
 // release the driver; nil for none.
 func (l *Loop) step(ctx context.Context, changed Aspect) error {
 	// Before the first recovery the partitions of the GPUs are unknown: nothing can be published without it.
-	l.work.until = time.Time{}
+	l.until = time.Time{}
 	if !l.observed.Memory.Recovered.IsZero() {
-		l.work.until = time.Now().Add(workTime)
+		l.until = time.Now().Add(workTime)
 	}
 	l.observe(ctx, changed)
 	for pass := 0; ; pass++ {
@@ -293,12 +295,7 @@ func (l *Loop) step(ctx context.Context, changed Aspect) error {
 func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	o := &l.observed
 	if changed.Has(Inventory) {
-		limits, err := l.Hardware.MemoryLimits(ctx)
-		if l.limitsFailed = err != nil; l.limitsFailed {
-			klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", l.ReconcileEvery)
-		} else {
-			o.MemoryLimits = limits
-		}
+		l.do(ctx, &l.inventory, limitsWork)
 	}
 	if changed.Has(Supervisor) {
 		o.MPS = l.Sources.MPS(ctx)
@@ -316,7 +313,7 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 		l.Hardware.RereadLinks() // partitions take a GPU's links down
 	}
 	if changed.Has(Partitions) && o.Ready {
-		l.do(ctx, scanWork)
+		l.do(ctx, &l.work, scanWork)
 	}
 }
 
@@ -327,6 +324,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.Working, o.LayoutProblems = l.work.state()
+	o.MemoryLimits, _ = l.inventory.memoryLimits()
 	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
@@ -366,13 +364,13 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		for _, pci := range p.Removed {
 			l.Removed(pci)
 		}
-		l.Hardware.SyncInventory(ctx, l.observed.Inventory)
+		l.do(ctx, &l.inventory, inventoryWork)
 	}
 	if p.Slices != nil {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)
 		l.Publisher.Want(p.Slices)
 	}
-	l.do(ctx, workOf(&p))
+	l.do(ctx, &l.work, workOf(&p))
 	if p.ForgetReset {
 		l.Claims.ForgetReset(ctx)
 	}

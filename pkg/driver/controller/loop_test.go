@@ -39,6 +39,7 @@ type fakeNode struct {
 	modeErr   error
 	limitErr  error
 	locked    chan struct{} // closed when the lock of a GPU is free; nil while it is
+	hangs     chan struct{} // closed when the driver answers; nil while it does
 	slices    [][]string
 	status    Status
 	driver    error
@@ -74,21 +75,32 @@ func read[T any](f *fakeNode, value *T) T {
 	return *value
 }
 
+// await waits until a channel is closed, if there is one.
+func (f *fakeNode) await(closed *chan struct{}) {
+	if c := read(f, closed); c != nil {
+		<-c
+	}
+}
+
 type fakeHardware struct{ *fakeNode }
 
 func (f fakeHardware) Inventory() *gpu.Node { return read(f.fakeNode, &f.inventory) }
 func (f fakeHardware) MemoryLimits(context.Context) (map[gpu.PCIAddress]bool, error) {
+	f.await(&f.hangs)
 	err := read(f.fakeNode, &f.limitErr)
 	if err != nil {
 		f.note("limits")
 	}
 	return nil, err
 }
-func (f fakeHardware) Missing() error                           { return read(f.fakeNode, &f.missing) }
-func (f fakeHardware) Offer(*policy.Node)                       {}
-func (f fakeHardware) SyncInventory(context.Context, *gpu.Node) { f.note("syncInventory") }
-func (f fakeHardware) RereadLinks()                             { f.note("links") }
-func (f fakeHardware) Close(context.Context)                    { f.set(func() { f.closed = true }) }
+func (f fakeHardware) Missing() error     { return read(f.fakeNode, &f.missing) }
+func (f fakeHardware) Offer(*policy.Node) {}
+func (f fakeHardware) SyncInventory(context.Context) {
+	f.note("syncInventory")
+	f.await(&f.hangs)
+}
+func (f fakeHardware) RereadLinks()          { f.note("links") }
+func (f fakeHardware) Close(context.Context) { f.set(func() { f.closed = true }) }
 
 type fakeClaims struct{ *fakeNode }
 
@@ -103,9 +115,7 @@ func (f fakeClaims) Occupied() []string                 { return read(f.fakeNode
 func (f fakeClaims) Existing() []Existing               { return nil }
 func (f fakeClaims) Scan(ctx context.Context) {
 	f.note("scan")
-	if locked := read(f.fakeNode, &f.locked); locked != nil {
-		<-locked
-	}
+	f.await(&f.locked)
 }
 func (f fakeClaims) Recover(context.Context)      { f.note("recover") }
 func (f fakeClaims) LeaveMIGMode(context.Context) { f.note("leaveMIG") }
@@ -276,6 +286,41 @@ func TestLoop_GPULocked(t *testing.T) {
 		f.set(func() { f.locked = nil })
 		close(locked)
 		check("unlocked", "scan layouts")
+	})
+}
+
+// A GPU is added whose driver does not answer for 30 s, nor does the search of the driver's files. Others' health does not wait for
+// that, nor do the policies, and the GPU's limits are known afterwards.
+func TestLoop_AddedGPUHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, f := newFakeLoop(t, "hgx-h100")
+		l.Begin(t.Context())
+		go func() { _ = l.Run(t.Context()) }()
+		synctest.Wait()
+		f.took()
+		check := func(when, want string) {
+			t.Helper()
+			<-time.After(workTime)
+			synctest.Wait()
+			if got := slices.Sorted(strings.FieldsSeq(f.took())); strings.Join(got, " ") != want {
+				t.Errorf("%s: got %q, want %q", when, got, want)
+			}
+		}
+		hangs := make(chan struct{})
+		f.set(func() {
+			f.hangs = hangs
+			n := *f.inventory
+			n.GPUs = n.GPUs[:7]
+			f.inventory = &n
+		})
+		l.Mark(Inventory)
+		check("GPU added", "layouts leaveMIG publish recover removed")
+		f.set(func() { f.occupied = []string{f.inventory.GPUs[0].PCI.DeviceName()} })
+		l.Mark(Health)
+		check("another's state changes", "publish")
+		f.set(func() { f.hangs = nil })
+		close(hangs)
+		check("the driver answers", "syncInventory")
 	})
 }
 

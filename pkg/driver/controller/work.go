@@ -6,14 +6,20 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// work is a set of tasks on hardware and records, in this order. Each takes locks of GPUs, which Prepare may hold for as long as
-// the kubelet waits for it, calls the driver, which may hang, and writes to a disk.
+// work is a set of tasks on hardware and records, in this order. Those from scanWork on take locks of GPUs, which Prepare may hold for
+// as long as the kubelet waits for it; all call the driver, which may hang, and write to a disk.
 type work uint
 
 const (
-	scanWork work = 1 << iota
+	limitsWork work = 1 << iota
+	inventoryWork
+	scanWork
 	recoverWork
 	leaveMIGWork
 	layoutWork
@@ -37,16 +43,14 @@ func workOf(p *Plan) (due work) {
 }
 
 // do starts work and waits for it as long as time permits: usually until its end.
-func (l *Loop) do(ctx context.Context, w work) {
-	l.work.start(ctx, l.Claims, w, func() { l.Mark(Work) })
-	l.work.await(ctx)
+func (l *Loop) do(ctx context.Context, r *workRunner, w work) {
+	r.start(ctx, &l.Options, w, func() { l.Mark(Work) })
+	r.await(ctx, l.until)
 }
 
 // workRunner runs tasks concurrently with the loop, one after another. Tasks requested meanwhile run once, afterwards.
 type workRunner struct {
 	running sync.WaitGroup
-	// until is the deadline of the current step's wait; zero for no bound.
-	until time.Time
 
 	mu  sync.Mutex
 	due work
@@ -55,6 +59,9 @@ type workRunner struct {
 	// late is set once the loop has stopped waiting.
 	late     bool
 	problems []LayoutProblem
+	// limits are of the last successful limitsWork, limitsErr is why the last one failed.
+	limits    map[gpu.PCIAddress]bool
+	limitsErr error
 }
 
 // state reports whether work is running, and the problems of the last attempt to apply layouts.
@@ -64,8 +71,15 @@ func (r *workRunner) state() (working bool, problems []LayoutProblem) {
 	return r.ended != nil, r.problems
 }
 
+// memoryLimits returns the GPUs whose memory can be limited, as last known, and why it could not be determined again.
+func (r *workRunner) memoryLimits() (limits map[gpu.PCIAddress]bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.limits, r.limitsErr
+}
+
 // start adds work. At the end of all work late is called, unless the loop waited for that.
-func (r *workRunner) start(ctx context.Context, claims Claims, more work, late func()) {
+func (r *workRunner) start(ctx context.Context, o *Options, more work, late func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.due |= more
@@ -75,21 +89,33 @@ func (r *workRunner) start(ctx context.Context, claims Claims, more work, late f
 	r.ended, r.late = make(chan struct{}), false
 	r.running.Go(func() {
 		for first := r.take(ctx, late); first != 0; first = r.take(ctx, late) {
-			r.do(ctx, claims, first)
+			r.do(ctx, o, first)
 		}
 	})
 }
 
-func (r *workRunner) do(ctx context.Context, claims Claims, w work) {
+func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 	switch w {
+	case limitsWork:
+		limits, err := o.Hardware.MemoryLimits(ctx)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", o.ReconcileEvery)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.limitsErr = err; err == nil {
+			r.limits = limits
+		}
+	case inventoryWork:
+		o.Hardware.SyncInventory(ctx)
 	case scanWork:
-		claims.Scan(ctx)
+		o.Claims.Scan(ctx)
 	case recoverWork:
-		claims.Recover(ctx)
+		o.Claims.Recover(ctx)
 	case leaveMIGWork:
-		claims.LeaveMIGMode(ctx)
+		o.Claims.LeaveMIGMode(ctx)
 	case layoutWork:
-		problems := claims.ApplyLayouts(ctx)
+		problems := o.Claims.ApplyLayouts(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.problems = problems
@@ -113,8 +139,8 @@ func (r *workRunner) take(ctx context.Context, late func()) work {
 	return 0
 }
 
-// await returns at the end of all work, or at the deadline of the step.
-func (r *workRunner) await(ctx context.Context) {
+// await returns at the end of all work, or at the deadline of the step; zero for none.
+func (r *workRunner) await(ctx context.Context, until time.Time) {
 	r.mu.Lock()
 	ended := r.ended
 	r.mu.Unlock()
@@ -122,8 +148,8 @@ func (r *workRunner) await(ctx context.Context) {
 		return
 	}
 	var timeout <-chan time.Time
-	if !r.until.IsZero() {
-		timer := time.NewTimer(time.Until(r.until))
+	if !until.IsZero() {
+		timer := time.NewTimer(time.Until(until))
 		defer timer.Stop()
 		timeout = timer.C
 	}

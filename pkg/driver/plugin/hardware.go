@@ -102,7 +102,8 @@ func (c controlled) Offer(offered *policy.Node) {
 }
 
 // SyncInventory notes the driver session of added GPUs and rewrites the CDI spec.
-func (c controlled) SyncInventory(ctx context.Context, inventory *gpu.Node) {
+func (c controlled) SyncInventory(ctx context.Context) {
+	inventory := c.Inventory()
 	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
 		// Without it the plugin does not own the recorded partitions, and leaves them alone.
 		klog.FromContext(ctx).Error(err, "Could not save the driver session of changed GPUs")
