@@ -79,8 +79,6 @@ var activeFormat = &store.Format[activeDocument]{
 // ActiveStore stores the active policy, so that a restarted plugin continues with it while another one is invalid.
 type ActiveStore struct {
 	file *store.File[activeDocument]
-	// written is the known content of the file.
-	written *Active
 }
 
 // NewActiveStore returns a store with a file, whose directory must exist.
@@ -101,22 +99,14 @@ func (s *ActiveStore) Load() (*Active, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the active policy %s: %w", s.file.Path(), err)
 	}
-	s.written = &Active{Name: d.Name, Policy: p}
 	return &Active{Name: d.Name, Policy: p}, nil
 }
 
-// Keep writes the active policy unless the file has it already.
+// Keep writes the active policy.
 func (s *ActiveStore) Keep(p *Active) error {
-	if s.written != nil && s.written.Equal(p) {
-		return nil
-	}
 	d, err := p.document()
-	if err == nil {
-		err = s.file.Write(d)
-	}
 	if err != nil {
 		return err
 	}
-	s.written = p
-	return nil
+	return s.file.Write(d)
 }

@@ -159,14 +159,12 @@ type Loop struct {
 	observed Observed
 	// lookAgain is when to plan even though nothing changes; poll and periodic are when to observe sources without events.
 	lookAgain, poll, periodic time.Time
-	// keepErr is the logged reason why the active policy could not be saved.
-	keepErr string
 	// until is the deadline of the current step's waits for work; zero for no bound.
 	until time.Time
-	// modes runs the change of a GPU's MIG mode, work what takes locks of GPUs, and inventory what an added GPU needs, which does not
-	// wait for a lock of another one.
-	modes           modeRunner
-	work, inventory workRunner
+	// modes runs the change of a GPU's MIG mode, work the tasks that take locks of GPUs, and unlocked all others, which do not wait for
+	// these locks.
+	modes          modeRunner
+	work, unlocked workRunner
 }
 
 // New returns a loop that observes nothing yet. Options may be set until Begin.
@@ -184,6 +182,7 @@ func (l *Loop) Mark(a Aspect) {
 // Begin observes the node and decides what its GPUs offer. It publishes nothing and changes no hardware: Run does.
 func (l *Loop) Begin(ctx context.Context) {
 	l.observed = Observed{Compatible: l.Compatible, NoticePolicy: l.NoticePolicy, Before: l.Before, Memory: Memory{Active: l.Active}}
+	l.unlocked.kept = l.Active
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
@@ -194,7 +193,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer l.work.running.Wait()
-	defer l.inventory.running.Wait()
+	defer l.unlocked.running.Wait()
 	defer l.modes.running.Wait()
 	defer stop()
 	l.observed.Ready = true
@@ -245,7 +244,7 @@ func (l *Loop) await(ctx context.Context) error {
 	if !now.Before(l.periodic) {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
-		if _, err := l.inventory.memoryLimits(); err != nil {
+		if _, err := l.unlocked.memoryLimits(); err != nil {
 			due |= Inventory
 		}
 	}
@@ -295,7 +294,7 @@ func (l *Loop) step(ctx context.Context, changed Aspect) error {
 func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	o := &l.observed
 	if changed.Has(Inventory) {
-		l.do(ctx, &l.inventory, limitsWork)
+		l.do(ctx, &l.unlocked, limitsWork)
 	}
 	if changed.Has(Supervisor) {
 		o.MPS = l.Sources.MPS(ctx)
@@ -324,7 +323,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.Working, o.LayoutProblems = l.work.state()
-	o.MemoryLimits, _ = l.inventory.memoryLimits()
+	o.MemoryLimits, _ = l.unlocked.memoryLimits()
 	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
@@ -357,23 +356,20 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 	}
 	l.Reporter.Report(p.Status)
 	if p.Keep != nil {
-		l.keep(ctx, p.Keep)
+		l.do(ctx, &l.unlocked, l.unlocked.keep(p.Keep))
 	}
 	l.Hardware.Offer(p.Offer)
 	if p.NewInventory {
 		for _, pci := range p.Removed {
 			l.Removed(pci)
 		}
-		l.do(ctx, &l.inventory, inventoryWork)
+		l.do(ctx, &l.unlocked, inventoryWork)
 	}
 	if p.Slices != nil {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)
 		l.Publisher.Want(p.Slices)
 	}
 	l.do(ctx, &l.work, workOf(&p))
-	if p.ForgetReset {
-		l.Claims.ForgetReset(ctx)
-	}
 	if l.Pause != nil && l.observed.Ready {
 		l.Pause(p.Pause)
 	}

@@ -39,7 +39,7 @@ type fakeNode struct {
 	modeErr   error
 	limitErr  error
 	locked    chan struct{} // closed when the lock of a GPU is free; nil while it is
-	hangs     chan struct{} // closed when the driver answers; nil while it does
+	hangs     chan struct{} // closed when driver and disk answer; nil while they do
 	slices    [][]string
 	status    Status
 	driver    error
@@ -187,7 +187,7 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 			MPS:         func(context.Context) error { return read(f, &f.mps) },
 			WriteFailed: func() time.Time { return time.Time{} },
 		},
-		KeepPolicy: func(*Policy) error { return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
+		KeepPolicy: func(*Policy) error { f.await(&f.hangs); return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
 		Released: func(_ context.Context, released bool) {
 			f.note(map[bool]string{true: "released", false: "inUse"}[released])
 		},

@@ -26,14 +26,3 @@ func (l *Loop) report(ctx context.Context, r Report) {
 		l.Events.Note(r.Reason, r.Message)
 	}
 }
-
-// keep persists the active policy.
-func (l *Loop) keep(ctx context.Context, p *Policy) {
-	err := l.KeepPolicy(p)
-	if now := text(err); now != l.keepErr {
-		l.keepErr = now
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "The active policy could not be saved for a restart; retrying")
-		}
-	}
-}

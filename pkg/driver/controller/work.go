@@ -17,12 +17,14 @@ import (
 type work uint
 
 const (
-	limitsWork work = 1 << iota
+	keepWork work = 1 << iota
+	limitsWork
 	inventoryWork
 	scanWork
 	recoverWork
 	leaveMIGWork
 	layoutWork
+	forgetResetWork
 )
 
 // workTime bounds how long a step of the loop waits for work: health and policies of all GPUs are handled by the loop.
@@ -39,11 +41,17 @@ func workOf(p *Plan) (due work) {
 	if p.Layouts {
 		due |= layoutWork
 	}
+	if p.ForgetReset {
+		due |= forgetResetWork
+	}
 	return due
 }
 
-// do starts work and waits for it as long as time permits: usually until its end.
+// do starts work and waits for it, and what runs already, as long as time permits: usually until its end.
 func (l *Loop) do(ctx context.Context, r *workRunner, w work) {
+	if w == 0 {
+		return
+	}
 	r.start(ctx, &l.Options, w, func() { l.Mark(Work) })
 	r.await(ctx, l.until)
 }
@@ -59,6 +67,9 @@ type workRunner struct {
 	// late is set once the loop has stopped waiting.
 	late     bool
 	problems []LayoutProblem
+	// policy is what keepWork persists, kept what it did, keepErr why the last attempt failed.
+	policy, kept *Policy
+	keepErr      string
 	// limits are of the last successful limitsWork, limitsErr is why the last one failed.
 	limits    map[gpu.PCIAddress]bool
 	limitsErr error
@@ -69,6 +80,16 @@ func (r *workRunner) state() (working bool, problems []LayoutProblem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ended != nil, r.problems
+}
+
+// keep sets the policy that keepWork persists, and returns keepWork unless it has.
+func (r *workRunner) keep(p *Policy) work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.policy = p; p.Equal(r.kept) {
+		return 0
+	}
+	return keepWork
 }
 
 // memoryLimits returns the GPUs whose memory can be limited, as last known, and why it could not be determined again.
@@ -96,16 +117,10 @@ func (r *workRunner) start(ctx context.Context, o *Options, more work, late func
 
 func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 	switch w {
+	case keepWork:
+		r.keepPolicy(ctx, o)
 	case limitsWork:
-		limits, err := o.Hardware.MemoryLimits(ctx)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", o.ReconcileEvery)
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.limitsErr = err; err == nil {
-			r.limits = limits
-		}
+		r.askLimits(ctx, o)
 	case inventoryWork:
 		o.Hardware.SyncInventory(ctx)
 	case scanWork:
@@ -119,6 +134,37 @@ func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.problems = problems
+	case forgetResetWork:
+		o.Claims.ForgetReset(ctx)
+	}
+}
+
+// keepPolicy persists the active policy.
+func (r *workRunner) keepPolicy(ctx context.Context, o *Options) {
+	r.mu.Lock()
+	policy, before := r.policy, r.keepErr
+	r.mu.Unlock()
+	err := o.KeepPolicy(policy)
+	if err != nil && text(err) != before {
+		klog.FromContext(ctx).Error(err, "The active policy could not be saved for a restart; retrying")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keepErr = text(err); err == nil {
+		r.kept = policy
+	}
+}
+
+// askLimits determines the GPUs whose memory can be limited.
+func (r *workRunner) askLimits(ctx context.Context, o *Options) {
+	limits, err := o.Hardware.MemoryLimits(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", o.ReconcileEvery)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.limitsErr = err; err == nil {
+		r.limits = limits
 	}
 }
 
