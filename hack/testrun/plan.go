@@ -33,7 +33,7 @@ type stage struct {
 	only      *regexp.Regexp
 }
 
-// lane runs its stages in order, workers at a time, beside other lanes.
+// lane runs its stages in order, workers at a time, beside other lanes. Once it is done, one of its workers helps these.
 type lane struct {
 	stages  []stage
 	workers int

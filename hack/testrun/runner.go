@@ -67,25 +67,37 @@ func (r *runner) run(ctx context.Context, phases []phase) error {
 		}
 		before := len(r.failures)
 		var lanes sync.WaitGroup
-		for _, l := range p.lanes {
-			stages := make(chan stage, len(l.stages))
+		queues := make([]chan stage, len(p.lanes))
+		for i, l := range p.lanes {
+			queues[i] = make(chan stage, len(l.stages))
 			for _, s := range l.stages {
-				stages <- s
+				queues[i] <- s
 			}
-			close(stages)
-			for range l.workers {
-				lanes.Go(func() {
-					for s := range stages {
-						if s.after != "" {
-							<-ended[s.after]
-						}
-						if ctx.Err() == nil {
-							r.stage(ctx, s, selected[s.name], l.nice)
-						}
-						close(ended[s.name])
-					}
-				})
+			close(queues[i])
+		}
+		work := func(of int) {
+			for s := range queues[of] {
+				if s.after != "" {
+					<-ended[s.after]
+				}
+				if ctx.Err() == nil {
+					r.stage(ctx, s, selected[s.name], p.lanes[of].nice)
+				}
+				close(ended[s.name])
 			}
+		}
+		for i, l := range p.lanes {
+			lanes.Go(func() {
+				var own sync.WaitGroup
+				for range l.workers {
+					own.Go(func() { work(i) })
+				}
+				own.Wait()
+				// What the others have left is done sooner with one worker of this lane.
+				for other := range p.lanes {
+					work(other)
+				}
+			})
 		}
 		lanes.Wait()
 		if err := ctx.Err(); err != nil {
