@@ -26,37 +26,12 @@ const heldBy = "soak.cleave.dev/held"
 // objectFaults are what others do to objects of the API server that Cleave goes by.
 type objectFaults struct{ *faults }
 
-// recreateNode deletes the Node object and makes it anew, as a kubelet does that registers again. The garbage collector then
-// deletes what the first one owned, which are the ResourceSlices: the fault ends once the new one owns all of them.
+// recreateNode deletes the Node object and makes it anew.
 func (f objectFaults) recreateNode(ctx context.Context, _ Fault) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
-	nodes, name := f.bed.kube.CoreV1().Nodes(), f.bed.cluster.NodeName()
-	old, err := nodes.Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return time.Time{}, fmt.Errorf("read the node: %w", err)
-	}
-	// With its status, as a kubelet registers: of a node without one the kubelet refuses pods that were bound to it (OutOfpods).
-	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: old.Labels, Annotations: old.Annotations}, Spec: old.Spec,
-		Status: old.Status}
-	if err := nodes.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-		return time.Time{}, fmt.Errorf("delete the node: %w", err)
-	}
 	from := time.Now()
-	if fresh, err = nodes.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
-		return from, fmt.Errorf("create the node again: %w", err)
-	}
-	return from, workload.Until(ctx, "the ResourceSlices to be those of the new node", func(ctx context.Context) (bool, string, error) {
-		pool, err := f.bed.pool(ctx)
-		if err != nil {
-			return false, err.Error(), nil //nolint:nilerr // they are being written
-		}
-		of := func(s resourceapi.ResourceSlice) bool {
-			return len(s.OwnerReferences) == 1 && s.OwnerReferences[0].UID == fresh.UID
-		}
-		others := slices.DeleteFunc(pool, of)
-		return len(pool) > 0 && len(others) == 0, fmt.Sprintf("%d of %d slices are not", len(others), len(pool)), nil
-	})
+	return from, workload.RecreateNode(ctx, f.bed.kube, f.bed.cluster.NodeName())
 }
 
 // holdClaims puts a finalizer on all claims for a while. Pods that end meanwhile leave claims that are being deleted, which

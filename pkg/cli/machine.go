@@ -123,7 +123,10 @@ func (f *Machine) Offered(ctx context.Context, look func(Session) (policy.Capabi
 	if err != nil {
 		return nil, nil, errors.Join(err, session.Close())
 	}
-	means.CgroupMemory = func(g *gpu.GPU) bool { return session.LimitsMemory(ctx, g.PCI, f.CgroupRoot) }
+	means.CgroupMemory = func(g *gpu.GPU) bool {
+		limits, err := session.LimitsMemory(ctx, g.PCI, f.CgroupRoot)
+		return limits && err == nil
+	}
 	return session, policy.Apply(p, node, means), nil
 }
 
@@ -131,7 +134,7 @@ func (f *Machine) Offered(ctx context.Context, look func(Session) (policy.Capabi
 type Session interface {
 	Node() *gpu.Node
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
-	LimitsMemory(ctx context.Context, pci gpu.PCIAddress, cgroupRoot string) bool
+	LimitsMemory(ctx context.Context, pci gpu.PCIAddress, cgroupRoot string) (bool, error)
 	Close() error
 }
 
@@ -142,7 +145,9 @@ func (m modelNode) Node() *gpu.Node { return m.inventory }
 
 func (modelNode) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) { return nil, nil }
 
-func (modelNode) LimitsMemory(context.Context, gpu.PCIAddress, string) bool { return false }
+func (modelNode) LimitsMemory(context.Context, gpu.PCIAddress, string) (bool, error) {
+	return false, nil
+}
 
 func (modelNode) Close() error { return nil }
 

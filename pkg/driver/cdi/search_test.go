@@ -96,6 +96,35 @@ func TestRefresh_Canceled(t *testing.T) {
 	}
 }
 
+// A call waits for the search that another one left, and does not take it for one that hangs.
+func TestEnsure_SearchLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.restored()
+		b.must(b.Refresh(t.Context(), b.node))
+		first := true
+		b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
+			if first {
+				first = false
+				<-time.After(5 * time.Second)
+			}
+			return b.createNodes(ctx, nodes)
+		}
+		b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := b.Refresh(ctx, b.node); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+		}
+		<-time.After(2 * time.Second)
+		b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+		if took := time.Since(start); took != 5*time.Second {
+			t.Errorf("ended after %s, want 5 s", took)
+		}
+	})
+}
+
 // A GPU that is lost, or that hangs whenever it is opened, keeps no other GPU from containers.
 func TestRefresh_AnotherGPUIsUnwell(t *testing.T) {
 	for name, fault := range map[string]func(b *sim.Node) error{

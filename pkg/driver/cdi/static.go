@@ -59,12 +59,12 @@ type Static struct {
 	file specFile
 	now  func() time.Time
 
-	// generating serialises the generation of the spec from node, last attempted at tried. searching is closed when the last search ends
-	// that hangs; nil for none.
+	// generating serialises the generation of the spec from node, last attempted at tried. searching is the last search that outlived its
+	// caller; nil for none.
 	generating sync.Mutex
 	node       *gpu.Node
 	tried      time.Time
-	searching  chan struct{}
+	searching  *lateSearch
 
 	creating attempts // of capability nodes
 

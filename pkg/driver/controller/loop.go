@@ -23,15 +23,15 @@ import (
 type Hardware interface {
 	// Inventory is the GPUs as the driver reports them.
 	Inventory() *gpu.Node
-	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory. It tries once to install the
-	// prerequisites; after an error, such as a full disk, the next Periodic calls it again.
-	MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error)
+	// MemoryLimits is on which GPUs the driver can hold a container to an amount of memory; those that did not answer are missing. It tries
+	// once to install the prerequisites; after an error, such as a full disk, the next Periodic calls it again.
+	MemoryLimits(ctx context.Context, node *gpu.Node) (map[gpu.PCIAddress]bool, error)
 	// Missing returns the missing parts of the driver; nil if it is complete.
 	Missing() error
 	// Offer sets the devices that GPUs offer, which Prepare goes by.
 	Offer(node *policy.Node)
 	// SyncInventory records a changed inventory and refreshes the CDI spec.
-	SyncInventory(ctx context.Context)
+	SyncInventory(ctx context.Context, node *gpu.Node)
 	// RereadLinks schedules a refresh of the NVLinks.
 	RereadLinks()
 	// Close releases the driver. It is idempotent.
@@ -184,6 +184,7 @@ func (l *Loop) Begin(ctx context.Context) {
 	l.observed = Observed{Compatible: l.Compatible, NoticePolicy: l.NoticePolicy, Before: l.Before, Memory: Memory{Active: l.Active}}
 	l.unlocked.kept = l.Active
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
+	l.unlocked.running.Wait() // if ctx has ended, before the driver is
 }
 
 // Run keeps the node in the state that Desired computes until ctx ends, or until the driver must be released: then it returns the
@@ -244,7 +245,7 @@ func (l *Loop) await(ctx context.Context) error {
 	if !now.Before(l.periodic) {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
-		if _, err := l.unlocked.memoryLimits(); err != nil {
+		if l.unlocked.limitsFailed() {
 			due |= Inventory
 		}
 	}
@@ -294,7 +295,7 @@ func (l *Loop) step(ctx context.Context, changed Aspect) error {
 func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	o := &l.observed
 	if changed.Has(Inventory) {
-		l.do(ctx, &l.unlocked, limitsWork)
+		l.do(ctx, &l.unlocked, inventoryWork)
 	}
 	if changed.Has(Supervisor) {
 		o.MPS = l.Sources.MPS(ctx)
@@ -323,7 +324,6 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.Working, o.LayoutProblems = l.work.state()
-	o.MemoryLimits, _ = l.unlocked.memoryLimits()
 	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
@@ -334,7 +334,8 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	if l.Sources.Notices != nil {
 		o.Notices = l.Sources.Notices()
 	}
-	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
+	o.Inventory, o.MemoryLimits = l.unlocked.known(l.Hardware.Inventory())
+	o.Lists = l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()
 	o.Unclaimed, o.Layouts = map[gpu.PCIAddress][]gpu.Place{}, map[gpu.PCIAddress][]gpu.Place{}
@@ -359,11 +360,8 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		l.do(ctx, &l.unlocked, l.unlocked.keep(p.Keep))
 	}
 	l.Hardware.Offer(p.Offer)
-	if p.NewInventory {
-		for _, pci := range p.Removed {
-			l.Removed(pci)
-		}
-		l.do(ctx, &l.unlocked, inventoryWork)
+	for _, pci := range p.Removed {
+		l.Removed(pci)
 	}
 	if p.Slices != nil {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)

@@ -42,6 +42,7 @@ type fakeNode struct {
 	hangs     chan struct{} // closed when driver and disk answer; nil while they do
 	slices    [][]string
 	status    Status
+	resetDone string
 	driver    error
 	events    []string
 	closed    bool
@@ -85,17 +86,21 @@ func (f *fakeNode) await(closed *chan struct{}) {
 type fakeHardware struct{ *fakeNode }
 
 func (f fakeHardware) Inventory() *gpu.Node { return read(f.fakeNode, &f.inventory) }
-func (f fakeHardware) MemoryLimits(context.Context) (map[gpu.PCIAddress]bool, error) {
+func (f fakeHardware) MemoryLimits(_ context.Context, node *gpu.Node) (map[gpu.PCIAddress]bool, error) {
 	f.await(&f.hangs)
-	err := read(f.fakeNode, &f.limitErr)
-	if err != nil {
+	if err := read(f.fakeNode, &f.limitErr); err != nil {
 		f.note("limits")
+		return nil, err
 	}
-	return nil, err
+	all := map[gpu.PCIAddress]bool{}
+	for i := range node.GPUs {
+		all[node.GPUs[i].PCI] = true
+	}
+	return all, nil
 }
 func (f fakeHardware) Missing() error     { return read(f.fakeNode, &f.missing) }
 func (f fakeHardware) Offer(*policy.Node) {}
-func (f fakeHardware) SyncInventory(context.Context) {
+func (f fakeHardware) SyncInventory(context.Context, *gpu.Node) {
 	f.note("syncInventory")
 	f.await(&f.hangs)
 }
@@ -124,9 +129,12 @@ func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
 	return nil
 }
 
-func (f fakeClaims) ModesLeft() map[string]bool  { return nil }
-func (f fakeClaims) ResetDone() string           { return "" }
-func (f fakeClaims) ForgetReset(context.Context) {}
+func (f fakeClaims) ModesLeft() map[string]bool { return nil }
+func (f fakeClaims) ResetDone() string          { return read(f.fakeNode, &f.resetDone) }
+func (f fakeClaims) ForgetReset(context.Context) {
+	f.note("forgetReset")
+	f.set(func() { f.resetDone = "" })
+}
 func (f fakeClaims) ChangeMode(order ModeOrder) func(context.Context) error {
 	f.note(fmt.Sprintf("mode %s %t", order.GPU, order.Enable))
 	return func(context.Context) error { return read(f.fakeNode, &f.modeErr) }
@@ -187,7 +195,7 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 			MPS:         func(context.Context) error { return read(f, &f.mps) },
 			WriteFailed: func() time.Time { return time.Time{} },
 		},
-		KeepPolicy: func(*Policy) error { f.await(&f.hangs); return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
+		KeepPolicy: func(*Policy) error { f.note("keep"); return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
 		Released: func(_ context.Context, released bool) {
 			f.note(map[bool]string{true: "released", false: "inUse"}[released])
 		},
@@ -201,8 +209,8 @@ func TestLoop_Run(t *testing.T) {
 		l, f := newFakeLoop(t, "hgx-h100")
 		ctx, cancel := context.WithCancel(t.Context())
 		l.Begin(ctx)
-		if got := f.took(); got != "" {
-			t.Errorf("before claims can be prepared: %q, want nothing", got)
+		if got := f.took(); got != "keep" {
+			t.Errorf("before claims can be prepared: %q, want the policy to be kept alone", got)
 		}
 		done := make(chan error)
 		go func() { done <- l.Run(ctx) }()
@@ -230,7 +238,8 @@ func TestLoop_Run(t *testing.T) {
 				n := *f.inventory
 				n.GPUs = n.GPUs[:7]
 				f.inventory = &n
-			}, Inventory, 0, "removed syncInventory recover leaveMIG layouts publish"},
+			}, Inventory, 0, "syncInventory removed recover leaveMIG layouts publish"},
+			{"the label that requested a reset is gone", func() { f.resetDone = device }, Cluster, 0, "forgetReset"},
 			// Reconcile waits for the API server all the time, which keeps nobody waiting.
 			{"GPU added, disk full", func() { f.limitErr = errors.New("no space left") }, Inventory, 0, "limits"},
 			{"periodic, disk full", func() {}, 0, time.Minute - 15*time.Second, "limits links recover leaveMIG layouts"},
@@ -286,41 +295,6 @@ func TestLoop_GPULocked(t *testing.T) {
 		f.set(func() { f.locked = nil })
 		close(locked)
 		check("unlocked", "scan layouts")
-	})
-}
-
-// A GPU is added whose driver does not answer for 30 s, nor does the search of the driver's files. Others' health does not wait for
-// that, nor do the policies, and the GPU's limits are known afterwards.
-func TestLoop_AddedGPUHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, f := newFakeLoop(t, "hgx-h100")
-		l.Begin(t.Context())
-		go func() { _ = l.Run(t.Context()) }()
-		synctest.Wait()
-		f.took()
-		check := func(when, want string) {
-			t.Helper()
-			<-time.After(workTime)
-			synctest.Wait()
-			if got := slices.Sorted(strings.FieldsSeq(f.took())); strings.Join(got, " ") != want {
-				t.Errorf("%s: got %q, want %q", when, got, want)
-			}
-		}
-		hangs := make(chan struct{})
-		f.set(func() {
-			f.hangs = hangs
-			n := *f.inventory
-			n.GPUs = n.GPUs[:7]
-			f.inventory = &n
-		})
-		l.Mark(Inventory)
-		check("GPU added", "layouts leaveMIG publish recover removed")
-		f.set(func() { f.occupied = []string{f.inventory.GPUs[0].PCI.DeviceName()} })
-		l.Mark(Health)
-		check("another's state changes", "publish")
-		f.set(func() { f.hangs = nil })
-		close(hangs)
-		check("the driver answers", "syncInventory")
 	})
 }
 

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,14 +13,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
-// work is a set of tasks on hardware and records, in this order. Those from scanWork on take locks of GPUs, which Prepare may hold for
-// as long as the kubelet waits for it; all call the driver, which may hang, and write to a disk.
+// work is a set of tasks, in this order. They call the driver or write to a disk, either of which may hang.
 type work uint
 
 const (
 	keepWork work = 1 << iota
-	limitsWork
 	inventoryWork
+	// These take locks of GPUs, which Prepare may hold for as long as the kubelet waits for it. No reset begins while they run, so what is
+	// forgotten is the one before.
 	scanWork
 	recoverWork
 	leaveMIGWork
@@ -70,7 +71,9 @@ type workRunner struct {
 	// policy is what keepWork persists, kept what it did, keepErr why the last attempt failed.
 	policy, kept *Policy
 	keepErr      string
-	// limits are of the last successful limitsWork, limitsErr is why the last one failed.
+	// inventory is what inventoryWork last took, limits are the GPUs whose memory can be limited, limitsErr is why some of them did not
+	// answer.
+	inventory *gpu.Node
 	limits    map[gpu.PCIAddress]bool
 	limitsErr error
 }
@@ -92,11 +95,28 @@ func (r *workRunner) keep(p *Policy) work {
 	return keepWork
 }
 
-// memoryLimits returns the GPUs whose memory can be limited, as last known, and why it could not be determined again.
-func (r *workRunner) memoryLimits() (limits map[gpu.PCIAddress]bool, err error) {
+// known returns an inventory without GPUs that inventoryWork has not taken yet, and those of its GPUs whose memory can be limited: a
+// claim on a GPU that was offered before would stay without a limit.
+func (r *workRunner) known(now *gpu.Node) (*gpu.Node, map[gpu.PCIAddress]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.limits, r.limitsErr
+	unknown := func(g gpu.GPU) bool {
+		taken := r.inventory.Find(g.PCI.DeviceName())
+		return taken == nil || taken.UUID != g.UUID
+	}
+	if r.inventory == nil || !slices.ContainsFunc(now.GPUs, unknown) {
+		return now, r.limits
+	}
+	known := *now
+	known.GPUs = slices.DeleteFunc(slices.Clone(now.GPUs), unknown)
+	return &known, r.limits
+}
+
+// limitsFailed reports whether GPUs did not answer.
+func (r *workRunner) limitsFailed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.limitsErr != nil
 }
 
 // start adds work. At the end of all work late is called, unless the loop waited for that.
@@ -119,10 +139,8 @@ func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 	switch w {
 	case keepWork:
 		r.keepPolicy(ctx, o)
-	case limitsWork:
-		r.askLimits(ctx, o)
 	case inventoryWork:
-		o.Hardware.SyncInventory(ctx)
+		r.takeInventory(ctx, o)
 	case scanWork:
 		o.Claims.Scan(ctx)
 	case recoverWork:
@@ -155,17 +173,30 @@ func (r *workRunner) keepPolicy(ctx context.Context, o *Options) {
 	}
 }
 
-// askLimits determines the GPUs whose memory can be limited.
-func (r *workRunner) askLimits(ctx context.Context, o *Options) {
-	limits, err := o.Hardware.MemoryLimits(ctx)
+// takeInventory prepares what an added GPU needs before it is offered. A GPU that does not answer keeps its limit.
+func (r *workRunner) takeInventory(ctx context.Context, o *Options) {
+	now := o.Hardware.Inventory()
+	r.mu.Lock()
+	before := r.inventory
+	r.mu.Unlock()
+	if before != nil && !before.SameGPUs(now) {
+		o.Hardware.SyncInventory(ctx, now)
+	}
+	answers, err := o.Hardware.MemoryLimits(ctx, now)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", o.ReconcileEvery)
+		klog.FromContext(ctx).Error(err, "Whether the memory of time slices can be limited is not known of all GPUs", "retryAfter", o.ReconcileEvery)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.limitsErr = err; err == nil {
-		r.limits = limits
+	limits := map[gpu.PCIAddress]bool{}
+	for i := range now.GPUs {
+		pci := now.GPUs[i].PCI
+		limits[pci] = r.limits[pci]
+		if answer, ok := answers[pci]; ok {
+			limits[pci] = answer
+		}
 	}
+	r.inventory, r.limits, r.limitsErr = now, limits, err
 }
 
 // take removes and returns the first task due; 0, and ends the run, if there is none.

@@ -3,12 +3,15 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // The active policy is written when it changes, and again after a failure.
@@ -39,4 +42,79 @@ func TestWorkRunner_Keep(t *testing.T) {
 			t.Errorf("%s, %v: wrote %q, want %q", step.name, step.err, kept, step.want)
 		}
 	}
+}
+
+// A GPU is added that does not answer, as the search of the driver's files does not. Others' health does not wait for that, and the GPU is
+// not offered before its limits are known: a claim on it would stay without one.
+func TestLoop_AddedGPUHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, f := newFakeLoop(t, "hgx-h100")
+		all := f.inventory
+		f.inventory = &gpu.Node{GPUs: all.GPUs[:7]}
+		added := all.GPUs[7].PCI
+		l.Begin(t.Context())
+		go func() { _ = l.Run(t.Context()) }()
+		synctest.Wait()
+		f.took()
+		check := func(when, want string, offered bool) {
+			t.Helper()
+			<-time.After(workTime)
+			synctest.Wait()
+			if got := f.took(); got != want {
+				t.Errorf("%s: got %q, want %q", when, got, want)
+			}
+			if got := slices.Contains(slices.Concat(read(f, &f.slices)...), added.DeviceName()); got != offered {
+				t.Errorf("%s: the GPU is offered: %t, want %t", when, got, offered)
+			}
+		}
+		hangs := make(chan struct{})
+		f.set(func() { f.hangs, f.inventory = hangs, all })
+		l.Mark(Inventory)
+		check("GPU added", "syncInventory", false)
+		f.set(func() { f.occupied = []string{all.GPUs[0].PCI.DeviceName()} })
+		l.Mark(Health)
+		check("another's state changes", "publish", false)
+		f.set(func() { f.hangs = nil })
+		close(hangs)
+		check("the driver answers", "recover leaveMIG layouts publish", true)
+		if !l.observed.MemoryLimits[added] {
+			t.Error("its limit is not known")
+		}
+	})
+}
+
+// A plugin that restarts does not write the active policy again.
+func TestLoop_PolicyKept(t *testing.T) {
+	before, f := newFakeLoop(t, "a30")
+	before.Begin(t.Context())
+	if got := f.took(); got != "keep" {
+		t.Fatalf("got %q, want the policy kept", got)
+	}
+	after, f := newFakeLoop(t, "a30")
+	after.Active = before.observed.Memory.Active
+	after.Begin(t.Context())
+	if got := f.took(); got != "" {
+		t.Errorf("after a restart: got %q, want nothing", got)
+	}
+}
+
+// A plugin that is ended while it asks its GPUs ends after that: what follows closes the driver.
+func TestLoop_BeginCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, f := newFakeLoop(t, "a30")
+		f.hangs = make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		begun := make(chan struct{})
+		go func() { l.Begin(ctx); close(begun) }()
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		select {
+		case <-begun:
+			t.Error("ended beside a call of the driver")
+		default:
+		}
+		close(f.hangs)
+		<-begun
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"strconv"
 	"sync"
@@ -37,6 +38,9 @@ type Sessions struct {
 	stored      *store.File[file]
 	sysfs, proc fs.FS
 
+	// writing is held while the disk is waited for, mu is not: the control loop and Prepare take it.
+	writing sync.Mutex
+
 	mu   sync.Mutex
 	file file
 	// unsaved is set while the file is out of date.
@@ -59,17 +63,34 @@ func Open(disk store.FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Ses
 	return s, s.write()
 }
 
+// write saves the state. The caller must hold writing, and not mu.
 func (s *Sessions) write() error {
-	err := s.stored.Write(&s.file)
+	s.mu.Lock()
+	state := s.file
+	state.First = maps.Clone(state.First)
+	s.mu.Unlock()
+	err := s.stored.Write(&state)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.unsaved = err != nil
 	return err
 }
 
 // Begin notes the GPUs of a driver that has just been opened, and so cannot be unloaded.
 func (s *Sessions) Begin(devices []string) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if !s.begin(devices) {
+		return nil
+	}
+	return s.write()
+}
+
+// begin is Begin but for the file. It reports whether that is out of date.
+func (s *Sessions) begin(devices []string) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changed := s.unsaved
+	changed = s.unsaved
 	for _, d := range devices {
 		if s.file.First[d] != "" {
 			continue
@@ -79,17 +100,16 @@ func (s *Sessions) Begin(devices []string) error {
 		}
 		s.file.First[d], changed = s.of(d), true
 	}
-	if !changed {
-		return nil
-	}
-	return s.write()
+	return changed
 }
 
 // End ends the sessions of all GPUs, before the driver is released. On a full disk it removes the file, which has the same effect.
 func (s *Sessions) End() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.file.Release = rand.Text()
+	s.mu.Unlock()
 	err := s.write()
 	if err == nil {
 		return nil

@@ -194,3 +194,33 @@ func TestWitness(t *testing.T) {
 		t.Errorf("witness %q of no instance", got)
 	}
 }
+
+// slowDisk takes until it is released.
+type slowDisk struct {
+	store.Disk
+	writes, release chan struct{}
+}
+
+func (d *slowDisk) WriteFile(path string, data []byte) error {
+	close(d.writes)
+	<-d.release
+	return d.Disk.WriteFile(path, data)
+}
+
+// While the file is written, which a disk that hangs makes long, sessions can be asked for.
+func TestSessionsBegin_DiskHangs(t *testing.T) {
+	b := newBed(t)
+	s := b.open("boot")
+	slow := &slowDisk{writes: make(chan struct{}), release: make(chan struct{})}
+	s.stored = store.NewFile(slow, b.path(), format)
+	begun := make(chan error)
+	go func() { begun <- s.Begin([]string{"gpu-0000-1c-00-0"}) }()
+	<-slow.writes
+	if s.Of(device) == "" || !s.Unbroken(device) {
+		t.Error("the session is not the first one")
+	}
+	close(slow.release)
+	if err := <-begun; err != nil {
+		t.Fatal(err)
+	}
+}

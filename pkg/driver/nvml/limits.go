@@ -34,10 +34,10 @@ func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 
 // LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes, given the root of the unified
 // hierarchy, such as /sys/fs/cgroup. It is a capability of driver and node: a GPU in MIG mode answers "not supported", but has it
-// after MIG mode if other GPUs have it.
-func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
+// after MIG mode if other GPUs have it. The error is that of a GPU that does not answer.
+func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) (limits bool, err error) {
 	if !s.calls.lib.HasFunction(getMemoryLimits) || !s.calls.lib.HasFunction(setMemoryLimits) {
-		return false
+		return false, nil
 	}
 	node := s.Node()
 	asked := []gpu.PCIAddress{pci}
@@ -49,21 +49,26 @@ func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root str
 			}
 		}
 		if asked == nil {
-			return regionsIn(root) // no GPU can be queried now
+			return regionsIn(root), nil // no GPU can be queried now
 		}
 	}
 	cgroup := limitedCgroup(root)
-	return slices.ContainsFunc(asked, func(pci gpu.PCIAddress) bool {
+	var unanswered error
+	for _, pci := range asked {
 		_, err := ask(ctx, s.calls, pci, getMemoryLimits, errorOnly(func(dev Device) error {
 			_, _, _, err := dev.MemoryLimits(cgroup)
 			return err
 		}))
-		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+		switch {
+		case err == nil || errors.Is(err, gpu.ErrNotFound):
+			return true, nil
+		case ctx.Err() != nil || errors.Is(err, gpu.ErrHangs) || errors.Is(err, gpu.ErrReleased):
+			unanswered = err
+		default:
 			klog.FromContext(ctx).V(2).Info("The driver does not limit GPU memory by cgroup", "pci", pci, "reason", err.Error())
-			return false
 		}
-		return true
-	})
+	}
+	return false, unanswered
 }
 
 // limitedCgroup returns a cgroup to query. If the kernel limits device memory (dmem, Linux 6.14 and later), the driver answers "not

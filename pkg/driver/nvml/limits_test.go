@@ -66,8 +66,8 @@ func TestLimitsMemory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := session.LimitsMemory(t.Context(), session.Node().GPUs[0].PCI, groups); got != test.want {
-				t.Errorf("got %t, want %t", got, test.want)
+			if got, err := session.LimitsMemory(t.Context(), session.Node().GPUs[0].PCI, groups); got != test.want || err != nil {
+				t.Errorf("got %t, %v, want %t", got, err, test.want)
 			}
 		})
 	}

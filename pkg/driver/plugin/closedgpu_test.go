@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/cdi"
@@ -62,4 +63,32 @@ func TestHardware_ReleaseKeepsSearches(t *testing.T) {
 	if err := refresh(); errors.Is(err, gpu.ErrReleased) || searched != 1 {
 		t.Errorf("Refresh after that = %v, %d searches", err, searched)
 	}
+}
+
+// A search that outlives its call keeps the driver in use: the release waits for it.
+func TestControlled_CloseWaitsForSearch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		session, err := simulated.Open(t.Context(), "a30")
+		if err != nil {
+			t.Fatal(err)
+		}
+		hw := &hardware{Session: session, closed: newClosedGPU()}
+		done, err := hw.closed.search()
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan struct{})
+		go func() {
+			controlled{&service{driver: &driverFiles{}}, hw}.Close(t.Context())
+			close(closed)
+		}()
+		synctest.Wait()
+		select {
+		case <-closed:
+			t.Error("the driver is released while a search has it open")
+		default:
+		}
+		done()
+		<-closed
+	})
 }

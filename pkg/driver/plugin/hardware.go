@@ -90,10 +90,18 @@ type controlled struct {
 	hw *hardware
 }
 
-func (c controlled) Inventory() *gpu.Node      { return c.hw.Session.Node() }
-func (c controlled) Missing() error            { return c.driver.missing() }
-func (c controlled) RereadLinks()              { signal(c.finder.links) }
-func (c controlled) Close(ctx context.Context) { c.hw.end(ctx); c.driver.released() }
+func (c controlled) Inventory() *gpu.Node { return c.hw.Session.Node() }
+func (c controlled) Missing() error       { return c.driver.missing() }
+func (c controlled) RereadLinks()         { signal(c.finder.links) }
+
+// Close waits for searches of the driver's files, which open GPUs and may outlive the calls that began them.
+func (c controlled) Close(ctx context.Context) {
+	if err := c.hw.closed.close(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "The driver is released nevertheless")
+	}
+	c.hw.end(ctx)
+	c.driver.released()
+}
 
 // Offer lets claims be prepared by an offer, and describes the GPUs on the Node object.
 func (c controlled) Offer(offered *policy.Node) {
@@ -102,8 +110,7 @@ func (c controlled) Offer(offered *policy.Node) {
 }
 
 // SyncInventory notes the driver session of added GPUs and rewrites the CDI spec.
-func (c controlled) SyncInventory(ctx context.Context) {
-	inventory := c.Inventory()
+func (c controlled) SyncInventory(ctx context.Context, inventory *gpu.Node) {
 	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
 		// Without it the plugin does not own the recorded partitions, and leaves them alone.
 		klog.FromContext(ctx).Error(err, "Could not save the driver session of changed GPUs")
@@ -124,23 +131,29 @@ func deviceNames(inventory *gpu.Node) []string {
 
 // MemoryLimits determines on which GPUs the driver can limit the memory of a container, and installs the hook that requests the
 // limits if there is any such GPU.
-func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error) {
-	limited := map[gpu.PCIAddress]bool{}
-	if !isCgroup2(c.config.CgroupRoot) {
+func (c controlled) MemoryLimits(ctx context.Context, node *gpu.Node) (map[gpu.PCIAddress]bool, error) {
+	cgroup2 := isCgroup2(c.config.CgroupRoot)
+	if !cgroup2 {
 		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", c.config.CgroupRoot)
-		return limited, nil
 	}
-	for i := range c.Inventory().GPUs {
-		if pci := c.Inventory().GPUs[i].PCI; c.hw.LimitsMemory(ctx, pci, c.config.CgroupRoot) {
-			limited[pci] = true
+	limits, needed, unanswered := map[gpu.PCIAddress]bool{}, false, error(nil)
+	for i := range node.GPUs {
+		pci, limited, err := node.GPUs[i].PCI, false, error(nil)
+		if cgroup2 {
+			limited, err = c.hw.LimitsMemory(ctx, pci, c.config.CgroupRoot)
 		}
+		if err != nil {
+			unanswered = errors.Join(unanswered, err)
+			continue
+		}
+		limits[pci], needed = limited, needed || limited
 	}
-	if len(limited) > 0 {
+	if needed {
 		if _, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit); err != nil {
 			return nil, err
 		}
 	}
-	return limited, nil
+	return limits, unanswered
 }
 
 // isCgroup2 reports whether a directory is the root of a cgroup v2 hierarchy. Only those have the file.
