@@ -72,7 +72,7 @@ func TestD(t *testing.T) { once(t, "d") }`, says: []string{"Flaky:", "chance: Te
 		},
 		"failed": {
 			more: `func TestBad(t *testing.T) { t.Error("always") }`,
-			says: []string{"Failed:", "logs/chance/chance.TestBad.log", "alone: go test -count=1 -run '^(TestBad)$' ./chance", "    |     chance_test.go:20: always\n", "\n1 passed, 1 failed, 1 skipped\n", "\nFAILED after"},
+			says: []string{"Failed:", "logs/chance/chance.TestBad.log", "alone: go test -vet=off -count=1 -run '^(TestBad)$' ./chance", "    |     chance_test.go:20: always\n", "\n1 passed, 1 failed, 1 skipped\n", "\nFAILED after"},
 		},
 		"does not compile": {more: `func TestBad(t *testing.T) { nothing() }`, says: []string{"does not compile (3 tests)", "\nFAILED after"}, never: "once more"},
 		"fails after its tests": {

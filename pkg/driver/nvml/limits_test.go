@@ -3,10 +3,12 @@
 package nvml_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
@@ -70,5 +72,24 @@ func TestLimitsMemory(t *testing.T) {
 				t.Errorf("got %t, %v, want %t", got, err, test.want)
 			}
 		})
+	}
+}
+
+// A GPU that does not answer, such as one that is closed for its reset, has not said that it limits nothing.
+func TestLimitsMemory_Unanswered(t *testing.T) {
+	n, err := sim.New("hgx-h100", sim.WithDriverVersion("615.12"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := simulated.OpenNode(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pci := session.Node().GPUs[0].PCI
+	if err := session.Release(t.Context(), pci); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := session.LimitsMemory(t.Context(), pci, t.TempDir()); !errors.Is(err, gpu.ErrReleased) {
+		t.Errorf("got %v, want %v", err, gpu.ErrReleased)
 	}
 }
