@@ -18,9 +18,6 @@ var confidentialModes = []string{"off", "not-ready", "ready"}
 // ConfidentialModes lists the names of Confidential* for the command line.
 func ConfidentialModes() []string { return confidentialModes }
 
-// ConfidentialModeName names one of Confidential*.
-func ConfidentialModeName(mode int) string { return nameOf(confidentialModes, mode) }
-
 // SetConfidential sets one of Confidential* for all GPUs of the node.
 func (h Hardware) SetConfidential(mode int) error {
 	if mode < 0 || mode >= len(confidentialModes) {
