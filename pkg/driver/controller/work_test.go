@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // The active policy is written when it changes, and again after a failure.
@@ -50,7 +49,9 @@ func TestLoop_AddedGPUHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, f := newFakeLoop(t, "hgx-h100")
 		all := f.inventory
-		f.inventory = &gpu.Node{GPUs: all.GPUs[:7]}
+		without := *all
+		without.GPUs = all.GPUs[:7]
+		f.inventory = &without
 		added := all.GPUs[7].PCI
 		l.Begin(t.Context())
 		go func() { _ = l.Run(t.Context()) }()

@@ -79,7 +79,7 @@ func TestControlled_CloseWaitsForSearch(t *testing.T) {
 		}
 		closed := make(chan struct{})
 		go func() {
-			controlled{&service{driver: &driverFiles{}}, hw}.Close(t.Context())
+			controlled{&service{driver: driverFiles{}}, hw}.Close(t.Context())
 			close(closed)
 		}()
 		synctest.Wait()
