@@ -93,7 +93,7 @@ func TestShares_PolicyChanged(t *testing.T) {
 	for i := range b.hardware.node.GPUs {
 		o := &b.hardware.node.Offers[i]
 		o.TimeSlice.Interval, o.TimeSlice.Enforcement = "Long", policy.EnforcedPerCgroup
-		o.MPS.Priority, o.MPS.Shares = "BelowNormal", 60
+		o.MPS.Priority, o.MPS.Shares = "BelowNormal", 49
 	}
 	equal(t, "devices", first, b.prepare("a", parts...))
 	b.wantCalls("StartMPS " + gpuName(1) + " a") // which can be repeated

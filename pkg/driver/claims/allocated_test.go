@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -12,6 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // request asks for one device of a class of NVIDIA-compatible mode.
@@ -19,17 +21,6 @@ func request(name, class string) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 	}}
-}
-
-// firstOf asks for a device of the first class that has one.
-func firstOf(name string, classes ...string) resourceapi.DeviceRequest {
-	r := resourceapi.DeviceRequest{Name: name}
-	for _, class := range classes {
-		r.FirstAvailable = append(r.FirstAvailable, resourceapi.DeviceSubRequest{
-			Name: class[:3], DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
-		})
-	}
-	return r
 }
 
 // entry is a claim's opaque configuration of NVIDIA's.
@@ -86,7 +77,10 @@ func TestPlan_ParametersAsTheSchedulerPassesThem(t *testing.T) {
 			list("from the DeviceClass", "use a MigDeviceConfig"),
 		},
 		"an alternative that was not chosen": {
-			requests{firstOf("r", migClass, gpuClass)}, entries{entry("GpuConfig", plainMPS), entry("MigDeviceConfig", slicing)}, nil, []*records.Share{nil}, nil,
+			requests{{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{
+				{Name: "mig", DeviceClassName: migClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+				{Name: "gpu", DeviceClassName: gpuClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+			}}}, entries{entry("GpuConfig", plainMPS), entry("MigDeviceConfig", slicing)}, nil, []*records.Share{nil}, nil,
 		},
 	}
 	for name, tt := range tests {
@@ -104,4 +98,54 @@ func TestPlan_ParametersAsTheSchedulerPassesThem(t *testing.T) {
 			equal(t, "shares", tt.want, sharesOf(got))
 		})
 	}
+}
+
+func TestDeviceNamed(t *testing.T) {
+	session, err := simulated.OpenNode(t.Context(), newSimNode(t, "hgx-h100"))
+	must(t, err)
+	node := session.Node()
+	// Whatever a node can publish is found again by its name.
+	for i := range node.GPUs {
+		for _, s := range node.GPUs[i].Shapes() {
+			d := deviceNamed(s.Name(), node)
+			if d.GPU != s.GPU.PCI.DeviceName() || s.IsPartition() != (d.Partition != nil) || s.IsPartition() && d.Partition.Place() != s.Place() {
+				t.Errorf("device %s is %+v", s.Name(), d)
+			}
+		}
+	}
+	name := node.GPUs[0].PCI.DeviceName()
+	for device, gpuDevice := range map[string]string{
+		name + "-mps": name, name + "-timeslice": name, name + "-mig-99-0": name, name + "-mig-19": name, name + "-mig-x-y": name,
+		name + "-other": name, "gpu-0": "gpu-0", "": "", "gpu-0000-ff-00-0-mig-19-0": "gpu-0000-ff-00-0",
+	} {
+		d := deviceNamed(device, node)
+		if d.GPU != gpuDevice || d.Partition != nil || (d.Share != nil) != (strings.HasSuffix(device, "-mps") || strings.HasSuffix(device, "-timeslice")) {
+			t.Errorf("device %q is %+v, want of GPU %q", device, d, gpuDevice)
+		}
+	}
+}
+
+// An allocation names devices, also such as this node never had.
+func FuzzDeviceNamed(f *testing.F) {
+	session, err := simulated.Open(f.Context(), "hgx-h100")
+	must(f, err)
+	node := session.Node()
+	if err := session.Close(); err != nil {
+		f.Fatal(err)
+	}
+	whole := node.GPUs[0].Whole().Name()
+	for _, name := range []string{"", whole, whole + "-mps", whole + "-mig-19-6", whole + "-mig-19-6-timeslice", whole + "-mig-19--6", whole + "-mig-9999999999999999999-0", "gpu-../x"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		for _, node := range []*gpu.Node{node, nil} {
+			d := deviceNamed(name, node)
+			if d.Device != name || !strings.HasPrefix(name, d.GPU) {
+				t.Errorf("%q is taken for %q of GPU %q", name, d.Device, d.GPU)
+			}
+			if d.Partition != nil && (node == nil || node.Find(d.GPU) == nil) {
+				t.Errorf("%q is taken for a partition of a GPU that is not there", name)
+			}
+		}
+	})
 }

@@ -31,9 +31,9 @@ func stateIn(dir string, disk store.FileSystem) (Options, error) {
 	return Options{Identity: testID, BootID: bootNow, Store: claims, Layouts: layouts, Locks: locks}, errors.Join(err, layoutsErr, locksErr)
 }
 
-// specsIn keeps the specs of claims in a directory of that.
-func specsIn(dir string) (*specDir, error) {
-	s := &specDir{dir: filepath.Join(dir, "specs")}
+// specsIn keeps the specs of claims of a driver name in a directory of that.
+func specsIn(dir, driver string) (*specDir, error) {
+	s := &specDir{dir: filepath.Join(dir, "specs", driver)}
 	return s, os.MkdirAll(s.dir, 0o700)
 }
 
@@ -57,13 +57,13 @@ type plugin struct {
 // openPlugin makes a plugin's state, and the options that New is to be called with.
 func openPlugin(t testing.TB, dir string, edits ...func(*Options)) (*plugin, Options) {
 	t.Helper()
-	p := &plugin{t: t, dir: dir, disk: newDisk()}
+	p := &plugin{t: t, dir: dir, disk: &faultyDisk{FileSystem: store.Disk{}}}
 	o, err := stateIn(dir, p.disk)
 	must(t, err)
 	for _, edit := range edits {
 		edit(&o)
 	}
-	p.specs, err = specsIn(dir)
+	p.specs, err = specsIn(dir, o.Driver)
 	must(t, err)
 	p.sharing = &sharingDir{dir: filepath.Join(dir, "sharing"), owner: o.Driver}
 	must(t, os.MkdirAll(p.sharing.dir, 0o700))

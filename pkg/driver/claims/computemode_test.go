@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -18,6 +17,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 		err  error // of the call
 		// supervisor says what the MPS supervisor does when it is asked: nothing, if false
 		restores bool
+		away     error    // of the supervisor
 		want     []string // of the error; none if it is prepared
 	}{
 		"whole GPU":                          {part: wholeOf(0)},
@@ -27,6 +27,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 		"time slice, left exclusive":         {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), restores: true},
 		"whole GPU, exclusive by others":     {mode: gpu.ComputeExclusive, part: wholeOf(0), want: []string{gpuUUID(0), "EXCLUSIVE_PROCESS", "nvidia-smi -i " + gpuUUID(0) + " -c DEFAULT"}},
 		"time slice, exclusive by others":    {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), want: []string{"EXCLUSIVE_PROCESS"}},
+		"whole GPU, supervisor away":         {mode: gpu.ComputeExclusive, part: wholeOf(0), away: errDown, want: []string{errDown.Error()}},
 		"whole GPU, left prohibited":         {mode: gpu.ComputeProhibited, part: wholeOf(0), restores: true},
 		"whole GPU, prohibited":              {mode: gpu.ComputeProhibited, part: wholeOf(0), want: []string{"PROHIBITED", "-c DEFAULT"}},
 		"MPS share, whose server sets it":    {mode: gpu.ComputeExclusive, part: mpsOf(0, 10, 10)},
@@ -41,6 +42,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 					delete(b.hardware.modes, gpuDevice)
 				}
 			}
+			b.sharing.err = failing("before RetainMPS "+gpuName(0), tt.away)
 			err := b.tryPrepare("a", tt.part)
 			if len(tt.want) > 0 {
 				wantError(t, err, tt.want...)
@@ -48,6 +50,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 				return
 			}
 			must(t, err)
+			b.sharing.err = nil
 			// Prepared again it is the claim's, whatever the mode by now.
 			b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeProhibited}
 			b.prepare("a", tt.part)
@@ -61,16 +64,6 @@ func TestPrepare_ComputeModeCostsOneCall(t *testing.T) {
 	if b.hardware.reads != 2 {
 		t.Errorf("%d reads of the compute mode for two GPUs, want one each", b.hardware.reads)
 	}
-}
-
-func TestPrepare_ComputeModeSupervisorAway(t *testing.T) {
-	b := newBed(t)
-	b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeExclusive}
-	b.sharing.err = failing("before RetainMPS "+gpuName(0), errDown)
-	if err := b.tryPrepare("a", wholeOf(0)); !errors.Is(err, errDown) {
-		t.Errorf("Prepare() = %v, want it to name why the supervisor could not help", err)
-	}
-	b.want()
 }
 
 // A GPU has the compute mode from before MIG mode again when it leaves MIG mode for a claim, whether or not the driver shows it meanwhile.

@@ -4,8 +4,10 @@ package claims
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -54,6 +56,9 @@ func TestCopy_Releasing(t *testing.T) {
 	b.prepare("a", b.name(0, 9, 4))
 	b.Reconcile(t.Context(), b.api) // deleted by force, and its container does not end
 	b.want(list("0 9@4"), list("a"), nil)
+	if !slices.Contains(b.Partitions.Occupied(), b.name(0, 9, 4)) {
+		t.Error("the partition is not tainted while a process of its pod runs")
+	}
 	spoilFirst(t, b.dir, "a")
 	b = b.restart()
 	b.Recover(t.Context())
@@ -68,17 +73,17 @@ func TestCopy_PodsRun(t *testing.T) {
 		"reconciled": func(b *bed) { b.Reconcile(b.t.Context(), b.api) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // Unprepare waits for processes
-			b := newBed(t)
-			mustPrepare(t, b.Preparer, claimOn("a", 1))
-			spoilFirst(t, b.dir, "a")
-			b = b.restart()
-			b.processes, b.api = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, &fakeAPI{}
-			release(b)
-			b.Recover(t.Context())
-			if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
-				t.Error("claim b got the GPU of claim a, whose pods run")
-			}
+			synctest.Test(t, func(t *testing.T) { // Unprepare waits for processes
+				b := newBed(t)
+				mustPrepare(t, b.Preparer, claimOn("a", 1))
+				spoilFirst(t, b.dir, "a")
+				b = b.restart()
+				b.processes, b.api = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, &fakeAPI{}
+				release(b)
+				b.Recover(t.Context())
+				_, err := b.Named(testDriver).prepare(t.Context(), claimOn("b", 1), terms{})
+				wantError(t, err, "ns/claim-a (a)")
+			})
 		})
 	}
 }

@@ -17,59 +17,36 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
-// errKilled is what a process that is dead would not even see.
+// errKilled stands for the end of a process: it unwinds the stack, and nothing after it is done.
 var errKilled = errors.New("killed")
 
-// mortalDisk is the real disk of a process that is killed after so many steps. A write is three of them: the
-// temporary file, half its content, and the rest with the rename; as store.Disk does it.
-type mortalDisk struct {
-	store.Disk
-	left int // steps until the kill
+// dies reports whether something was killed.
+func dies(do func()) (dead bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			if err, ok := r.(error); !ok || !errors.Is(err, errKilled) {
+				panic(r)
+			}
+			dead = true
+		}
+	}()
+	do()
+	return false
 }
 
-// step counts one step and reports whether the process still lives.
-func (d *mortalDisk) step() error {
-	if d.left == 0 {
-		return errKilled
-	}
-	d.left--
-	return nil
-}
+// tornDisk can also be killed when it has written half of a file, as store.Disk does.
+type tornDisk struct{ hookedDisk }
 
-func (d *mortalDisk) WriteFile(path string, data []byte) error {
+func (d tornDisk) WriteFile(path string, data []byte) error {
 	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".1")
-	for _, content := range [][]byte{nil, data[:len(data)/2]} {
-		if err := d.step(); err != nil {
-			return err
-		}
-		if err := os.WriteFile(temporary, content, 0o600); err != nil {
-			return err
-		}
-	}
-	return d.around(func() error { // killed after the rename: the record is there, nobody knows
-		return errors.Join(os.WriteFile(temporary, data, 0o600), os.Rename(temporary, path))
-	})
-}
-
-func (d *mortalDisk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
-
-func (d *mortalDisk) around(do func() error) error {
-	if err := d.step(); err != nil {
+	if err := os.WriteFile(temporary, data[:len(data)/2], 0o600); err != nil {
 		return err
 	}
-	if err := do(); err != nil {
-		return err
-	}
-	return d.step()
+	d.step("half of the record is written")
+	return errors.Join(os.Remove(temporary), d.hookedDisk.WriteFile(path, data))
 }
 
-func (d *mortalDisk) Remove(path string) error {
-	return d.around(func() error { return d.Disk.Remove(path) })
-}
-
-func (d *mortalDisk) Rename(from, to string) error {
-	return d.around(func() error { return d.Disk.Rename(from, to) })
-}
+func (d tornDisk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
 
 // failingSteps fails one step of a process that lives on, after so many others, or that one and all after it.
 type failingSteps struct {
@@ -155,6 +132,9 @@ var histories = map[string][]action{
 		does("c"),
 		does("plain"),
 		does("long", sliceOf(1, 10).at("Medium")),
+		does("long", sliceOf(1, 10).at("Short")),
+		does("long", mpsOf(1, 10, 10)),
+		does("long", wholeOf(1)),
 		does("same"),
 		does("b"),
 	},
@@ -200,7 +180,7 @@ func wholeState(b *bed) []string {
 }
 
 func TestCrash_BetweenAnyTwoSteps(t *testing.T) {
-	for name, least := range map[string]int{"whole GPUs": 48, "shares": 176} {
+	for name, least := range map[string]int{"whole GPUs": 70, "shares": 290} {
 		t.Run(name, func(t *testing.T) {
 			actions := histories[name]
 			for kill := 0; ; kill++ {
@@ -223,15 +203,17 @@ func TestCrash_BetweenAnyTwoSteps(t *testing.T) {
 // change of a record, a spec, a server or an interval is a step. It reports whether the plugin died before the end.
 func killAfter(t *testing.T, actions []action, steps int) (died bool) {
 	t.Helper()
-	disk := &mortalDisk{left: steps}
-	step := func(string) error { return disk.step() }
-	victim := openBed(t, t.TempDir(), as(compatibleID))
-	victim.disk.FileSystem, victim.sharing.err, victim.specs.err = disk, step, step
-	victim.start()
+	step := func(string) {
+		if steps--; steps < 0 {
+			panic(errKilled)
+		}
+	}
+	victim := newCompatibleBed(t)
+	victim.disk.FileSystem, victim.sharing.step, victim.specs.step = tornDisk{hookedDisk{store.Disk{}, step}}, step, step
 	done := 0
-	for ; done < len(actions) && !died; done++ {
-		err := actions[done].run(victim)
-		if died = disk.left == 0; died {
+	for ; done < len(actions); done++ {
+		var err error
+		if died = dies(func() { err = actions[done].run(victim) }); died {
 			break
 		}
 		if err != nil {

@@ -5,10 +5,10 @@ package claims
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -101,58 +101,49 @@ func (h *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, e
 	return nil, nil
 }
 
-// fakeCDI resolves every id unless a test gives an error.
-type fakeCDI struct {
-	ensure func(ids []string) error
-}
-
-func (c *fakeCDI) PartitionsID(device string) string { return c.DeviceID(device) + "-mig" }
-
-func (c *fakeCDI) DeviceID(device string) string { return testDriver + "/gpu=" + device }
-
-func (c *fakeCDI) ClaimID(uid types.UID, d *records.Device) string {
-	return testDriver + "/claim=" + string(uid) + "-" + d.Device
-}
-
-func (c *fakeCDI) WriteClaim(context.Context, *records.Record) error { return nil }
-
-func (c *fakeCDI) EnsureNodes(context.Context, *records.Record) {}
-
-func (c *fakeCDI) HasClaim(types.UID) bool { return true }
-
-func (c *fakeCDI) ClaimSession(types.UID, string) string { return "" }
-
-func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
-	if c.ensure == nil {
-		return nil
-	}
-	return c.ensure(ids)
-}
-
 // fakeAPI is an API server with these claims.
 type fakeAPI struct {
 	claims []*resourceapi.ResourceClaim
 	err    error
 	lists  int // calls of ClaimByUID
+	// meanwhile is what happens while a method answers with what it has read, and makes it fail; nil for nothing.
+	meanwhile func(ctx context.Context, method string) error
 }
 
-func (a *fakeAPI) Claim(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+// answered is the end of each method.
+func (a *fakeAPI) answered(ctx context.Context, method string) error {
+	if a.meanwhile != nil {
+		return errors.Join(a.meanwhile(ctx, method), a.err)
+	}
+	return a.err
+}
+
+func (a *fakeAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	for _, c := range a.claims {
 		if c.Namespace == namespace && c.Name == name {
-			return c, a.err
+			return c, a.answered(ctx, "Claim")
 		}
 	}
-	return nil, a.err
+	return nil, a.answered(ctx, "Claim")
 }
 
-func (a *fakeAPI) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
+func (a *fakeAPI) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
 	a.lists++
 	for _, c := range a.claims {
 		if c.UID == uid {
-			return c, a.err
+			return c, a.answered(ctx, "ClaimByUID")
 		}
 	}
-	return nil, a.err
+	return nil, a.answered(ctx, "ClaimByUID")
+}
+
+func (a *fakeAPI) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	for _, c := range a.claims {
+		if a.err == nil && !visit(c) {
+			break
+		}
+	}
+	return a.answered(ctx, "Each")
 }
 
 // faultyDisk is the real disk with errors where a test wants them.
@@ -161,12 +152,12 @@ type faultyDisk struct {
 	fail func(op, path string) error
 }
 
-func newDisk() *faultyDisk { return &faultyDisk{FileSystem: store.Disk{}} }
+// failOp fails one operation of a disk, failAt only with files whose paths end so.
+func failOp(name string, err error) func(op, path string) error { return failAt(name, "", err) }
 
-// failOp fails one operation of a disk.
-func failOp(name string, err error) func(op, path string) error {
-	return func(op, _ string) error {
-		if op == name {
+func failAt(name, end string, err error) func(op, path string) error {
+	return func(op, path string) error {
+		if op == name && strings.HasSuffix(path, end) {
 			return err
 		}
 		return nil
@@ -259,13 +250,6 @@ func deviceFor(request string, i int) records.Device {
 	}
 }
 
-// lastFor is the last device of a request with several, whose claim spec names all of them.
-func lastFor(request string, uid types.UID, i int) records.Device {
-	d := deviceFor(request, i)
-	d.CDIDeviceIDs = append(d.CDIDeviceIDs, testDriver+"/claim="+string(uid)+"-"+gpuName(i))
-	return d
-}
-
 // server is a Preparer, or the Named of a former driver name.
 type server interface {
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error)
@@ -329,7 +313,6 @@ func line(uid types.UID, gpus ...int) string {
 	return s
 }
 
-// spoil puts bytes that are no record in place of a claim's record.
 // spoil makes a claim's record corrupt, and the copy of it.
 func spoil(t testing.TB, dir string, uid types.UID) {
 	t.Helper()
@@ -349,13 +332,4 @@ func recordPath(dir string, uid types.UID) string {
 
 func copyPath(dir string, uid types.UID) string {
 	return filepath.Join(dir, "claims", "copies", string(uid)+".json")
-}
-
-func exists(t testing.TB, path string) bool {
-	t.Helper()
-	_, err := os.Stat(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	return err == nil
 }

@@ -19,15 +19,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-func (a *fakeAPI) Each(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-	for _, c := range a.claims {
-		if a.err == nil && !visit(c) {
-			break
-		}
-	}
-	return a.err
-}
-
 // wantAllocated compares the claims that something is known to be allocated to.
 func wantAllocated(t *testing.T, when string, l *Ledger, want ...string) {
 	t.Helper()
@@ -63,9 +54,7 @@ func TestFollower(t *testing.T) {
 		return again.Sub(now)
 	}
 	wantAllocated(t, "not listed", b.Ledger)
-	if err := f.List(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.List(t.Context()))
 	wantAllocated(t, "listed", b.Ledger, "unprepared")
 	if at := b.Ledger.Unrecorded()[0].Devices[0].Partition; at == nil || at.Placement.Start != 6 {
 		t.Errorf("the partition is at %+v, want start 6", at)
@@ -85,41 +74,23 @@ func TestFollower(t *testing.T) {
 	wantAllocated(t, "deleted", b.Ledger)
 }
 
-// busyAPI answers no first question.
-type busyAPI struct {
-	fakeAPI
-	asked int
-}
-
-func (a *busyAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	if a.asked++; a.asked == 1 {
-		return nil, errors.New("too many requests")
-	}
-	return a.fakeAPI.Claim(ctx, namespace, name)
-}
-
 // One question fails, and the claims that were not asked for then are soon.
 func TestFollower_QuestionFails(t *testing.T) {
 	b := newPartBed(t)
-	api := &busyAPI{fakeAPI: fakeAPI{claims: claimList(deviceClaim("a", b.name(0)), deviceClaim("b", b.name(1)))}}
+	api := &fakeAPI{claims: claimList(deviceClaim("a", b.name(0)), deviceClaim("b", b.name(1)))}
 	f := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
 	must(t, f.List(t.Context()))
+	asked := 0
+	api.meanwhile = func(context.Context, string) error {
+		if asked++; asked > 1 {
+			return nil
+		}
+		return errors.New("too many requests")
+	}
 	now := time.Now()
 	if again, err := f.Follow(t.Context(), now); err == nil || !again.Equal(now.Add(followFirst)) {
 		t.Errorf("asks again after %s (%v), want %s", again.Sub(now), err, followFirst)
 	}
-}
-
-// slowAPI does something while claims are listed.
-type slowAPI struct {
-	fakeAPI
-	meanwhile func()
-}
-
-func (a *slowAPI) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-	err := a.fakeAPI.Each(ctx, visit)
-	a.meanwhile()
-	return err
 }
 
 // While claims are listed, one that the listing does not have is allocated again what it had: it stays known.
@@ -128,17 +99,14 @@ func TestFollower_NotedDuringListing(t *testing.T) {
 	node := b.backend.Load().hardware.Node()
 	node.Offers[0] = policy.Offer{Whole: true}
 	claim := deviceClaim("again", b.name(0, 19, 6))
-	prepare := func() {
-		_, err := b.Prepare(t.Context(), claim)
-		wantError(t, err, "is not on this node")
-	}
-	api := &slowAPI{meanwhile: prepare}
+	prepare := func() { wantRefused(t, b.Preparer, claim, "is not on this node") }
+	api := &fakeAPI{meanwhile: func(context.Context, string) error { prepare(); return nil }}
 	f := NewFollower(b.Ledger, api, func() *gpu.Node { return node.Node })
 	prepare()
 	wantAllocated(t, "before", b.Ledger, "again")
 	must(t, f.List(t.Context()))
 	wantAllocated(t, "noted during the listing", b.Ledger, "again")
-	api.meanwhile = func() {}
+	api.meanwhile = nil
 	must(t, f.List(t.Context()))
 	wantAllocated(t, "listed since", b.Ledger)
 }
@@ -189,8 +157,7 @@ func TestPrepare_NotOffered(t *testing.T) {
 	node.Offers[0] = policy.Offer{Whole: true}
 	gone, none := deviceClaim("gone", b.name(0, 19, 6)), deviceClaim("none", b.name(0)+"-mig-99-0")
 	for _, c := range []*resourceapi.ResourceClaim{gone, none} {
-		_, err := b.Prepare(t.Context(), c)
-		wantError(t, err, "is not on this node")
+		wantRefused(t, b.Preparer, c, "is not on this node")
 	}
 	wantAllocated(t, "not offered", b.Ledger, "gone")
 	allocated := records.AllocatedOf(b.Ledger.Allocations())(&node.GPUs[0])
@@ -202,24 +169,15 @@ func TestPrepare_NotOffered(t *testing.T) {
 func TestPrepare_AdminAccessNotOffered(t *testing.T) {
 	b := newPartBed(t)
 	node := b.backend.Load().hardware.Node()
-	yes := true
-	observe := func(uid types.UID, device string) *resourceapi.ResourceClaim {
-		claim := deviceClaim(uid, device)
-		claim.Status.Allocation.Devices.Results[0].AdminAccess = &yes
-		return claim
-	}
-	whole, part := observe("whole", b.name(0)), observe("part", b.name(1, 19, 6))
 	b.prepare("tenant", b.name(1, 19, 6))
 	for range 2 {
-		mustPrepare(t, b.Preparer, whole)
-		mustPrepare(t, b.Preparer, part)
+		b.prepare("whole", admin(b.name(0)))
+		b.prepare("part", admin(b.name(1, 19, 6)))
 		node.Offers[0], node.Offers[1] = policy.Offer{TimeSlice: &policy.Sharing{}}, policy.Offer{Whole: true}
 	}
-	mustPrepare(t, b.Preparer, observe("later", b.name(0)))
-	_, err := b.Prepare(t.Context(), observe("none", b.name(0)+"-mig-99-0"))
-	wantError(t, err, "is not on this node")
-	_, err = b.Prepare(t.Context(), observe("elsewhere", "gpu-0000-ff-00-0"))
-	wantError(t, err, "is not on this node")
+	b.prepare("later", admin(b.name(0)))
+	wantError(t, b.tryPrepare("none", admin(b.name(0)+"-mig-99-0")), "is not on this node")
+	wantError(t, b.tryPrepare("elsewhere", admin("gpu-0000-ff-00-0")), "is not on this node")
 }
 
 // No layout is created on top of what is allocated, but for a claim that was allocated just that.
@@ -228,22 +186,16 @@ func TestKeepLayouts_Allocated(t *testing.T) {
 	f := NewFollower(b.Ledger, &fakeAPI{claims: []*resourceapi.ResourceClaim{
 		deviceClaim("other", b.name(0, 14, 4)), deviceClaim("same", b.name(0, 19, 2)),
 	}}, func() *gpu.Node { return b.backend.Load().hardware.Node().Node })
-	if err := f.List(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	at := func(start int) gpu.Place {
-		return gpu.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
-	}
-	b.backend.Load().hardware.Node().Offers[0].Partitions = &policy.PartitionOffer{Mode: policy.Layout, Places: []gpu.Place{at(2), at(3), at(4)}}
-	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
-		t.Error(problems)
-	}
+	must(t, f.List(t.Context()))
+	layout := cutInto(place(19, 2, 1), place(19, 3, 1), place(19, 4, 1))
+	b.backend.Load().hardware.Node().Offers[0].Partitions = layout
+	b.kept()
 	g := &b.backend.Load().hardware.Node().GPUs[0]
-	if got := b.Partitions.Unclaimed(g); !slices.Equal(got, []gpu.Place{at(2), at(3)}) {
+	if got := b.Partitions.Unclaimed(g); !slices.Equal(got, layout.Places[:2]) {
 		t.Errorf("the layout has %v, want all but start 4", got)
 	}
 	b = b.restart(inBoot("the next"))
-	if got := b.Partitions.LayoutPlaces(g); !slices.Equal(got, []gpu.Place{at(2), at(3), at(4)}) || b.Ledger.layout(b.name(0)) != nil {
+	if got := b.Partitions.LayoutPlaces(g); !slices.Equal(got, layout.Places) || b.Ledger.layout(b.name(0)) != nil {
 		t.Errorf("after a reboot the layout was at %v, and exists %v; want all three, and none", got, b.Ledger.layout(b.name(0)))
 	}
 }

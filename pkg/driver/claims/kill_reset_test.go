@@ -4,12 +4,9 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -28,8 +25,6 @@ type unmanaged struct {
 	ID     int    `json:"id"`
 	Serial uint64 `json:"serial"`
 }
-
-func unmanagedFile(dir string) string { return filepath.Join(dir, "unmanaged.json") }
 
 // instancesNow lists what is on the boards.
 func instancesNow(node *sim.Node) ([]unmanaged, error) {
@@ -51,43 +46,18 @@ func instancesNow(node *sim.Node) ([]unmanaged, error) {
 }
 
 // disown notes that all existing instances are unmanaged.
-func disown(dir string, node *sim.Node) error {
-	all, err := instancesNow(node)
-	if err != nil {
-		return err
-	}
-	return writeUnmanaged(dir, all)
-}
-
-func writeUnmanaged(dir string, all []unmanaged) error {
-	data, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(unmanagedFile(dir), data, 0o600)
-}
-
-// unmanagedOf reads the unmanaged instances.
-func unmanagedOf(dir string) ([]unmanaged, error) {
-	data, err := os.ReadFile(unmanagedFile(dir))
-	if err != nil {
-		return nil, err
-	}
-	var all []unmanaged
-	return all, json.Unmarshal(data, &all)
+func (c *clusterTruth) disown(node *sim.Node) (err error) {
+	c.Unmanaged, err = instancesNow(node)
+	return err
 }
 
 // checkUnmanaged fails if an unmanaged instance was destroyed.
-func checkUnmanaged(dir string, node *sim.Node) error {
-	want, err := unmanagedOf(dir)
-	if err != nil {
-		return err
-	}
+func (c *clusterTruth) checkUnmanaged(node *sim.Node) error {
 	have, err := instancesNow(node)
 	if err != nil {
 		return err
 	}
-	for _, u := range want {
+	for _, u := range c.Unmanaged {
 		if !slices.Contains(have, u) {
 			return fmt.Errorf("GPU instance %d of GPU %d, which the plugin did not create, was destroyed", u.ID, u.GPU)
 		}
@@ -96,15 +66,13 @@ func checkUnmanaged(dir string, node *sim.Node) error {
 }
 
 func (w *worker) isUnmanaged(gpuIndex int, gi sim.InstanceStatus) bool {
-	all, err := unmanagedOf(w.dir)
-	handle, handleErr := w.node.Device(gpuIndex).MIG().GPUInstanceByID(gi.ID)
-	return err == nil && handleErr == nil && slices.Contains(all, unmanaged{gpuIndex, gi.ID, handle.Serial()})
+	handle, err := w.node.Device(gpuIndex).MIG().GPUInstanceByID(gi.ID)
+	return err == nil && slices.Contains(w.truth.Unmanaged, unmanaged{gpuIndex, gi.ID, handle.Serial()})
 }
 
 // anyUnmanaged reports whether a GPU has an unmanaged instance.
 func (w *worker) anyUnmanaged(gpuIndex int) bool {
-	all, err := unmanagedOf(w.dir)
-	return err == nil && slices.ContainsFunc(all, func(u unmanaged) bool { return u.GPU == gpuIndex })
+	return slices.ContainsFunc(w.truth.Unmanaged, func(u unmanaged) bool { return u.GPU == gpuIndex })
 }
 
 // reload reloads the driver while no plugin runs. Now and then another tool then creates the partitions that were there, in
@@ -115,7 +83,7 @@ func reload(dir string, node *sim.Node, random *rand.Rand) error {
 		return err
 	}
 	truth.lostPartitions(random)
-	return errors.Join(killtest.WriteTruth(dir, truth), disown(dir, node))
+	return errors.Join(truth.disown(node), killtest.WriteTruth(dir, truth))
 }
 
 // release is the release of the driver by the node's label, with a reset of the GPUs meanwhile, or with nothing done to them.
@@ -136,10 +104,10 @@ func (w *worker) release(ctx context.Context) error {
 			}
 		}
 		w.truth.lostPartitions(w.random)
-		w.save()
-		if err := disown(w.dir, w.node); err != nil {
+		if err := w.truth.disown(w.node); err != nil {
 			return err
 		}
+		w.save()
 	} else if err := w.disownLayout(); err != nil {
 		return err
 	}
@@ -155,20 +123,14 @@ func (w *worker) release(ctx context.Context) error {
 // disownLayout notes that what the plugin created ahead of claims is not its own after a release of the driver: nothing proves
 // that it is the same. What it created for a claim, which came back to a partition that was lost, is proven by its witness.
 func (w *worker) disownLayout() error {
-	all, err := unmanagedOf(w.dir)
-	if err != nil {
-		return err
-	}
 	now, err := instancesNow(w.node)
-	if err != nil {
-		return err
-	}
 	for _, u := range now {
-		if u.GPU == layoutGPU && !slices.Contains(all, u) && !w.createdForClaim(u) {
-			all = append(all, u)
+		if u.GPU == layoutGPU && !slices.Contains(w.truth.Unmanaged, u) && !w.createdForClaim(u) {
+			w.truth.Unmanaged = append(w.truth.Unmanaged, u)
 		}
 	}
-	return writeUnmanaged(w.dir, all)
+	w.save()
+	return err
 }
 
 // createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.

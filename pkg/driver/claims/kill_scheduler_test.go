@@ -14,7 +14,7 @@ import (
 // allocate picks devices for a claim as a scheduler may: such as the counters admit alongside what is allocated, and no
 // tainted ones. Now and then a claim looks at a partition of another.
 func (w *worker) allocate() []string {
-	used := newCounting(w.gpus)
+	used := &counting{w.gpus, map[*gpu.GPU][]gpu.Shape{}, map[string]int64{}, map[*gpu.GPU]string{}}
 	var looked []string
 	for _, c := range w.truth.Claims {
 		for _, d := range c.Devices {
@@ -84,19 +84,9 @@ func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 // counting is a scheduler's count of what is allocated.
 type counting struct {
 	node     *policy.Node
-	left     map[string]int64    // of each counter
-	shares   map[string]int64    // taken, by device
-	interval map[*gpu.GPU]string // that a claim asks for
-}
-
-func newCounting(node *policy.Node) *counting {
-	u := &counting{node: node, left: map[string]int64{}, shares: map[string]int64{}, interval: map[*gpu.GPU]string{}}
-	for i := range node.GPUs {
-		for _, c := range node.GPUs[i].Counters() {
-			u.left[node.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
-		}
-	}
-	return u
+	taken    map[*gpu.GPU][]gpu.Shape // each shared device once
+	shares   map[string]int64         // taken, by device
+	interval map[*gpu.GPU]string      // that a claim asks for
 }
 
 // fits reports whether a shape can be had alongside what is taken. A shared device consumes its counters once.
@@ -104,15 +94,13 @@ func (u *counting) fits(s gpu.Shape) bool {
 	if n := u.shares[s.Name()]; n > 0 {
 		return n < u.node.Offer(s.GPU).Sharing(s).Shares
 	}
-	return !slices.ContainsFunc(s.Consumes(), func(c gpu.Counter) bool { return u.left[s.GPU.PCI.DeviceName()+c.Name] < c.Value })
+	return gpu.Coexist(append(slices.Clone(u.taken[s.GPU]), s), s.GPU.Counters())
 }
 
 // take counts a shape in that is allocated by a name, which may have an interval.
 func (u *counting) take(s gpu.Shape, name string) {
 	if u.shares[s.Name()] == 0 {
-		for _, c := range s.Consumes() {
-			u.left[s.GPU.PCI.DeviceName()+c.Name] -= c.Value
-		}
+		u.taken[s.GPU] = append(u.taken[s.GPU], s)
 	}
 	if s.IsShare() {
 		u.shares[s.Name()]++

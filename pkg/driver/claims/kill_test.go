@@ -42,7 +42,7 @@ func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, e
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "sharing"), 0o700), killtest.WriteTruth(dir, clusterTruth{}), node.Init()); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "sharing"), 0o700), node.Init()); err != nil {
 		return nil, err
 	}
 	if random.IntN(2) == 0 { // an unmanaged partition, created before the start
@@ -52,8 +52,14 @@ func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, e
 			return nil, errors.Join(modeErr, err)
 		}
 	}
+	var truth clusterTruth
+	err = truth.disown(node)
 	return func(killed bool) error {
-		if err := checkUnmanaged(dir, node); err != nil || !killed {
+		var now clusterTruth
+		if err := killtest.ReadTruth(dir, &now); err != nil {
+			return err
+		}
+		if err := now.checkUnmanaged(node); err != nil || !killed {
 			return err
 		}
 		if random.IntN(4) == 0 {
@@ -65,7 +71,7 @@ func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, e
 			return nil
 		}
 		return reload(dir, node, random)
-	}, disown(dir, node)
+	}, errors.Join(err, killtest.WriteTruth(dir, truth))
 }
 
 // spoilAll makes all records corrupt, and leaves their copies.
@@ -215,7 +221,7 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 	if !w.anyUnmanaged(layoutGPU) {
 		w.checkLayout(st.GPUs[layoutGPU], found, complain)
 	}
-	if err := checkUnmanaged(w.dir, w.node); err != nil {
+	if err := w.truth.checkUnmanaged(w.node); err != nil {
 		complain("%v", err)
 	}
 	for _, r := range found {

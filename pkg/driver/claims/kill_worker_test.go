@@ -49,6 +49,8 @@ type clusterTruth struct {
 	Claims []*clusterClaim `json:"claims"`
 	// Layout of layoutGPU, one of killLayouts.
 	Layout int `json:"layout"`
+	// Unmanaged are the GPU instances that the plugin did not create.
+	Unmanaged []unmanaged `json:"unmanaged"`
 }
 
 // clusterClaim is a claim that is allocated to the node.
@@ -128,7 +130,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if w.specs, err = specsIn(w.dir); err != nil {
+	if w.specs, err = specsIn(w.dir, compatibleID.Driver); err != nil {
 		return err
 	}
 	w.specs.step = w.step

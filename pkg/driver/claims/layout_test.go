@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -232,17 +231,17 @@ func TestLayout_GPUInUse(t *testing.T) {
 	b.unprepare("a")
 	b.kept()
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
-	if got := newSimBed(t, "dgx-a100"); got != nil {
-		got.offer(0, balanced)
-		want := "only a reset changes: " + gpu.SwitchMIG(&got.session.Node().GPUs[0], got.session.Node().GPUs[0].PCI.String(), true)
-		if words := got.keep(); !strings.Contains(words, want) {
-			t.Errorf("got %q of an Ampere GPU out of MIG mode, want %q", words, want)
-		}
-		got.want(nil, nil, nil)
-		if len(got.modes()) != 0 {
-			t.Error("the MIG mode of an Ampere GPU was changed")
-		}
+}
+
+func TestLayout_AmpereOutOfMIG(t *testing.T) {
+	b := newSimBed(t, "dgx-a100")
+	b.offer(0, balanced)
+	want := "only a reset changes: " + gpu.SwitchMIG(&b.session.Node().GPUs[0], b.session.Node().GPUs[0].PCI.String(), true)
+	if words := b.keep(); !strings.Contains(words, want) {
+		t.Errorf("got %q, want %q", words, want)
 	}
+	b.want(nil, nil, nil)
+	equal(t, "GPUs in MIG mode", []int{}, b.modes())
 }
 
 // Partitions do not outlive a reboot, and a layout of another boot names nothing.
@@ -275,16 +274,13 @@ func TestLayout_Corrupt(t *testing.T) {
 	b.prepare("a", b.name(0, 9, 0))
 }
 
-// errDead stands for the end of a process: it unwinds the stack, and nothing after it is done.
-var errDead = errors.New("dead")
-
 // dying is one more plugin process on the node, that dies at a step of its hardware or disk. dead reports whether it did.
 func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dead bool) {
 	b.t.Helper()
 	steps := 0
 	step := func(string) {
 		if steps++; steps > at {
-			panic(errDead)
+			panic(errKilled)
 		}
 	}
 	session, err := nvml.OpenLibrary(b.t.Context(), hookedLibrary{simulated.Library(b.node), step}, b.node.Sysfs())
@@ -295,17 +291,8 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	e := New(o)
 	must(b.t, e.Load(b.t.Context(), nil))
 	e.SetHardware(offeredHardware{session, b.offers}, b.specs)
-	defer func() {
-		e.die()
-		if r := recover(); r != nil {
-			if err, ok := r.(error); !ok || !errors.Is(err, errDead) {
-				panic(r)
-			}
-			dead = true
-		}
-	}()
-	do(e, session)
-	return false
+	defer e.die()
+	return dies(func() { do(e, session) })
 }
 
 // Wherever the plugin is killed while it changes a layout, the next one ends with just the layout, and unmanaged

@@ -27,88 +27,56 @@ func (p *podProcesses) OfClaim(_ context.Context, namespace, name string) ([]int
 
 func (p *endingProcesses) OfClaim(context.Context, string, string) ([]int, error) { return nil, nil }
 
-// leftBed is a node where a claim of the first GPU was unprepared while a process of its pod was left.
-type leftBed struct {
-	*bed
-	seen  *podProcesses
-	claim *resourceapi.ResourceClaim
+// newLeftBed is a node where claim a of the second GPU was unprepared while a process of its pod was left.
+func newLeftBed(t *testing.T) (*bed, *podProcesses) {
+	t.Helper()
+	b, seen := newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}
+	b.processes, b.api = seen, &fakeAPI{claims: claimList(claimOn("a", 1))}
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
+	return b, seen
 }
 
-func newLeftBed(t *testing.T, claim *resourceapi.ResourceClaim) *leftBed {
-	t.Helper()
-	b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, claim}
-	b.processes = b.seen
-	b.api = &fakeAPI{claims: claimList(claim)}
-	mustPrepare(t, b.Preparer, claim)
-	mustUnprepare(t, b.Preparer, claim)
-	return b
-}
-
-// die is a plugin that was killed, and started in a boot.
-func (b *leftBed) die(t *testing.T, boot string) {
-	t.Helper()
-	b.bed = openBed(t, b.dir, inBoot(boot))
-	b.load()
-	b.SetHardware(b.hardware, b.specs)
-	b.processes = b.seen
-}
-
-func (b *leftBed) want(t *testing.T, step string, kept bool) {
-	t.Helper()
+// wantKept fails unless the second GPU is tainted and refused to the next claim, or neither.
+func (b *bed) wantKept(step string, kept bool) {
+	b.t.Helper()
 	if got := slices.Contains(b.Partitions.Occupied(), gpuName(1)); got != kept {
-		t.Errorf("%s: the GPU is occupied: %t, want %t", step, got, kept)
+		b.t.Errorf("%s: the GPU is occupied: %t, want %t", step, got, kept)
 	}
-	if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("next", 1), terms{}); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
-		t.Errorf("%s: Prepare of the next claim: %v, want a refusal: %t", step, err, kept)
+	_, err := b.Named(testDriver).prepare(b.t.Context(), claimOn("next", 1), terms{})
+	if kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
+		b.t.Errorf("%s: Prepare of the next claim: %v, want a refusal: %t", step, err, kept)
 	}
 }
 
 // A process that hangs keeps its GPU from the next claim, whatever ends: the pod, its reservation, the plugin. A reboot ends it.
 func TestUnprepare_ProcessLeft(t *testing.T) {
-	for _, reboot := range []bool{false, true} {
+	for _, boot := range []string{bootNow, "boot-next"} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newLeftBed(t, claimOn("a", 1))
-			b.want(t, "after Unprepare", true)
+			b, seen := newLeftBed(t)
+			b.wantKept("after Unprepare", true)
 			b.api = &fakeAPI{}
-			mustUnprepare(t, b.Preparer, b.claim)
-			b.want(t, "unprepared again, reserved for nobody", true)
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
+			b.wantKept("unprepared again, reserved for nobody", true)
 			var reported error
 			b.onRelease = func(_ records.Claim, err error) { reported = err }
 			b.Recover(t.Context())
-			b.want(t, "after Recover", true)
+			b.wantKept("after Recover", true)
 			if !errors.Is(reported, gpu.ErrInUse) || !b.Unfinished() {
 				t.Errorf("reported %v, want that processes are left", reported)
 			}
 			b.Reconcile(t.Context(), b.api)
-			if reboot {
-				b.die(t, "boot-next")
-			} else {
-				b.die(t, bootNow)
+			b = openBed(t, b.dir, inBoot(boot)) // the plugin was killed
+			b.load()
+			b.SetHardware(b.hardware, b.specs)
+			b.processes = seen
+			if boot == bootNow {
 				b.Recover(t.Context())
-				b.want(t, "after kill -9", true)
-				delete(b.seen.pids, "pod-uid")
+				b.wantKept("after kill -9", true)
+				delete(seen.pids, "pod-uid")
 				b.Recover(t.Context())
 			}
-			b.want(t, "once it has ended", false)
-		})
-	}
-}
-
-// A pod that was deleted by force leaves a process, and no claim: its GPU is tainted, however that is found out.
-func TestUnprepare_ProcessLeftOfClaimThatIsGone(t *testing.T) {
-	for name, release := range map[string]func(t *testing.T, b *bed){
-		"unprepared": func(t *testing.T, b *bed) { mustUnprepare(t, b.Preparer, claimOn("a", 1)) },
-		"reconciled": func(t *testing.T, b *bed) { b.Reconcile(t.Context(), b.api) },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			left := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, claimOn("a", 1)}
-			left.processes, left.api = left.seen, &fakeAPI{}
-			mustPrepare(t, left.Preparer, left.claim)
-			release(t, left.bed)
-			left.want(t, name, true)
-			delete(left.seen.pids, "pod-uid")
-			left.Recover(t.Context())
-			left.want(t, name+", and the process has ended", false)
+			b.wantKept("once it has ended", false)
 		})
 	}
 }
@@ -193,10 +161,11 @@ func consumers(all ...resourceapi.ResourceClaimConsumerReference) []resourceapi.
 func TestUnprepare_SecondPodBetweenReconciles(t *testing.T) {
 	for _, asked := range []bool{false, true} { // as by a kubelet that was restarted
 		synctest.Test(t, func(t *testing.T) {
-			b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-2": {4711}, "ns/claim-a": {4711}}}, claimOn("a", 1)}
-			b.processes, b.api = b.seen, &fakeAPI{}
-			mustPrepare(t, b.Preparer, b.claim)
-			second := b.claim.DeepCopy()
+			b, claim := newBed(t), claimOn("a", 1)
+			seen := &podProcesses{pids: map[types.UID][]int{"pod-2": {4711}, "ns/claim-a": {4711}}}
+			b.processes, b.api = seen, &fakeAPI{}
+			mustPrepare(t, b.Preparer, claim)
+			second := claim.DeepCopy()
 			second.Status.ReservedFor = append(second.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: "pod-2"})
 			want := []types.UID{"pod-uid"}
 			if asked {
@@ -205,10 +174,10 @@ func TestUnprepare_SecondPodBetweenReconciles(t *testing.T) {
 			}
 			equal(t, "pods", want, b.Ledger.Record("a").Pods)
 			mustUnprepare(t, b.Preparer, second)
-			b.want(t, "while the second pod's container runs", true)
-			clear(b.seen.pids)
+			b.wantKept("while the second pod's container runs", true)
+			clear(seen.pids)
 			b.Recover(t.Context())
-			b.want(t, "once it has ended", false)
+			b.wantKept("once it has ended", false)
 		})
 	}
 }
@@ -216,34 +185,34 @@ func TestUnprepare_SecondPodBetweenReconciles(t *testing.T) {
 // A claim's name is that of a later one by the time its process ends: the later one's container does not keep what it had.
 func TestRecover_ClaimOfTheSameName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newLeftBed(t, claimOn("a", 1))
+		b, seen := newLeftBed(t)
 		later := claimOn("later", 2)
-		later.Name, later.Status.ReservedFor[0].UID = b.claim.Name, "later-pod"
+		later.Name, later.Status.ReservedFor[0].UID = "claim-a", "later-pod"
 		mustPrepare(t, b.Preparer, later)
-		b.seen.pids = map[types.UID][]int{"later-pod": {7, 8}, "ns/claim-a": {7, 9}}
+		seen.pids = map[types.UID][]int{"later-pod": {7, 8}, "ns/claim-a": {7, 9}}
 		b.Recover(t.Context())
-		b.want(t, "while a container of neither pod runs", true)
-		b.seen.pids["ns/claim-a"] = []int{7}
+		b.wantKept("while a container of neither pod runs", true)
+		seen.pids["ns/claim-a"] = []int{7}
 		b.Recover(t.Context())
-		b.want(t, "while the later claim's runs", false)
+		b.wantKept("while the later claim's runs", false)
 	})
 }
 
 // A claim is allocated the same GPU anew, by another request and for another pod, while a process of the first one hangs.
 func TestPrepare_ProcessLeftOfEarlierAllocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, claimOf("a", result("gpu/x", 1))}
-		b.processes = b.seen
-		mustPrepare(t, b.Preparer, b.claim)
-		b.claim = claimOf("a", result("gpu/y", 1))
-		b.claim.Status.ReservedFor[0].UID = "pod-2"
-		_, err := b.Named(testDriver).prepare(t.Context(), b.claim, terms{})
+		b, seen := newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}
+		b.processes = seen
+		mustPrepare(t, b.Preparer, claimOf("a", result("gpu/x", 1)))
+		anew := claimOf("a", result("gpu/y", 1))
+		anew.Status.ReservedFor[0].UID = "pod-2"
+		_, err := b.Named(testDriver).prepare(t.Context(), anew, terms{})
 		wantError(t, err, "4711")
-		mustUnprepare(t, b.Preparer, b.claim)
-		b.want(t, "while its first pod runs", true)
-		clear(b.seen.pids)
+		mustUnprepare(t, b.Preparer, anew)
+		b.wantKept("while its first pod runs", true)
+		clear(seen.pids)
 		b.Recover(t.Context())
-		mustPrepare(t, b.Preparer, b.claim)
+		mustPrepare(t, b.Preparer, anew)
 	})
 }
 
@@ -270,15 +239,15 @@ func TestRecover_CutShortWhilePodRuns(t *testing.T) {
 // A claim that comes back is not prepared while its earlier pods have processes, neither there nor elsewhere.
 func TestPrepare_ProcessLeftOfClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newLeftBed(t, claimOn("a", 1))
+		b, seen := newLeftBed(t)
 		for _, i := range []int{1, 2} {
 			_, err := b.Named(testDriver).prepare(t.Context(), claimOn("a", i), terms{})
 			wantError(t, err, "4711")
 		}
-		b.want(t, "after that", true)
-		delete(b.seen.pids, "pod-uid")
+		b.wantKept("after that", true)
+		delete(seen.pids, "pod-uid")
 		mustPrepare(t, b.Preparer, claimOn("a", 2))
-		b.want(t, "once it has ended", false)
+		b.wantKept("once it has ended", false)
 	})
 }
 
@@ -291,9 +260,7 @@ func TestUnprepare_PartitionInUseByOthers(t *testing.T) {
 	if got := b.recordState("a"); got != records.Releasing || !slices.Contains(b.Partitions.Occupied(), b.name(0, 9, 4)) {
 		t.Errorf("the record is %q, want %q, and the device occupied", got, records.Releasing)
 	}
-	if err := b.node.Clients().Remove(0, 4711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Clients().Remove(0, 4711))
 	b.Recover(t.Context())
 	b.want(nil, nil, nil)
 }

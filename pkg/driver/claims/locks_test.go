@@ -16,6 +16,9 @@ import (
 	"time"
 )
 
+// close is what the kernel does with a lock of a process that dies.
+func (g *gpuLock) close() { _ = g.file.Close() }
+
 func openLocks(t *testing.T, dir string) *Locks {
 	t.Helper()
 	l, err := OpenLocks(dir)
@@ -71,53 +74,30 @@ func TestLocks_Exclude(t *testing.T) {
 			for range processes {
 				all = append(all, openLocks(t, dir))
 			}
-			wantExcluded(t, all...)
-		})
-	}
-}
-
-// wantExcluded fails if two of six hold the locks at once.
-func wantExcluded(t *testing.T, all ...*Locks) {
-	t.Helper()
-	var inside, crowded atomic.Int32
-	var wg sync.WaitGroup
-	for i := range 6 {
-		wg.Go(func() {
-			for range 50 {
-				held, err := all[i%len(all)].Acquire(context.Background(), []string{"b", "a", "b"})
-				if err != nil {
-					t.Errorf("Acquire: %v", err)
-					return
-				}
-				if inside.Add(1) > 1 {
-					crowded.Add(1)
-				}
-				runtime.Gosched()
-				inside.Add(-1)
-				held.Release()
+			var inside, crowded atomic.Int32
+			var wg sync.WaitGroup
+			for i := range 6 {
+				wg.Go(func() {
+					for range 50 {
+						held, err := all[i%len(all)].Acquire(context.Background(), []string{"b", "a", "b"})
+						if err != nil {
+							t.Errorf("Acquire: %v", err)
+							return
+						}
+						if inside.Add(1) > 1 {
+							crowded.Add(1)
+						}
+						runtime.Gosched()
+						inside.Add(-1)
+						held.Release()
+					}
+				})
+			}
+			wg.Wait()
+			if n := crowded.Load(); n > 0 {
+				t.Errorf("%d times two held the locks at once", n)
 			}
 		})
-	}
-	wg.Wait()
-	if n := crowded.Load(); n > 0 {
-		t.Errorf("%d times two held the locks at once", n)
-	}
-}
-
-func TestLocks_StaleAfterFailedAcquire(t *testing.T) {
-	dir := t.TempDir()
-	one, two := openLocks(t, dir), openLocks(t, dir)
-	mustAcquire(t, one, "a", "b").Release()
-	mustAcquire(t, two, "a").Release()
-	blocker := mustAcquire(t, two, "b")
-	if _, err := one.Acquire(endsAfter(t.Context(), 2), []string{"a", "b"}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("got %v, want %v", err, context.Canceled)
-	}
-	blocker.Release()
-	held := mustAcquire(t, one, "a")
-	defer held.Release()
-	if !held.Stale {
-		t.Error("Stale is lost: nobody looked at what the other process did to the GPU")
 	}
 }
 
@@ -151,18 +131,6 @@ func TestAcquire_ContextEndsInAnotherProcess(t *testing.T) {
 	mustAcquire(t, one, "a").Release()
 	mustAcquire(t, two, "a").Release()
 	mustAcquire(t, one, "a").Release()
-}
-
-func TestLocks_ProcessDied(t *testing.T) {
-	dir := t.TempDir()
-	dead := openLocks(t, dir)
-	mustAcquire(t, dead, "a")
-	dead.byGPU["a"].close()
-	held := mustAcquire(t, openLocks(t, dir), "a")
-	defer held.Release()
-	if !held.Stale {
-		t.Error("Stale: got false, want true")
-	}
 }
 
 func TestRelease_Repeated(t *testing.T) {
@@ -219,4 +187,23 @@ func TestPrepare_DiskTooFullForLock(t *testing.T) {
 	}
 	wantError(t, err, "free space", b.dir)
 	must(t, os.Remove(full))
+}
+
+// A lock on a file that was deleted excludes nobody.
+func TestLocks_FileRemovedAndMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	l := openLocks(t, dir)
+	mustAcquire(t, l, "g").Release()
+	must(t, os.Remove(filepath.Join(dir, "g.lock")))
+	other := openLocks(t, dir)
+	blocker := mustAcquire(t, other, "g")
+	if _, err := l.Acquire(endsAfter(t.Context(), 1), []string{"g"}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want %v: another process holds the lock", err, context.Canceled)
+	}
+	blocker.Release()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	held, err := l.Acquire(ctx, []string{"g"})
+	must(t, err)
+	held.Release()
 }

@@ -66,12 +66,7 @@ func TestModes_Load(t *testing.T) {
 	for i := 1; i <= 2; i++ {
 		must(t, os.WriteFile(filepath.Join(b.Modes.Store.Dir(), b.name(i)+".json"), []byte("{"), 0o600))
 	}
-	b.disk.fail = func(op, path string) error {
-		if op == "ReadFile" && filepath.Base(path) == b.name(2)+".json" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	b.disk.fail = failAt("ReadFile", "/"+b.name(2)+".json", syscall.EIO)
 	must(t, b.Modes.load(t.Context()))
 	equal(t, "left", map[string]bool{b.name(1): true, b.name(2): true}, b.Modes.Left())
 	for i := 1; i <= 2; i++ {

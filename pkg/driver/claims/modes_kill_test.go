@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -109,7 +110,7 @@ func (w *modeWorker) open(ctx context.Context) error {
 	disk := hookedDisk{Disk: store.Disk{}, step: w.life.Step}
 	o, err := stateIn(w.dir, disk)
 	modes, modesErr := records.OpenModes(disk, filepath.Join(w.dir, "modes"))
-	specs, specsErr := specsIn(w.dir)
+	specs, specsErr := specsIn(w.dir, testDriver)
 	if err := errors.Join(err, modesErr, specsErr); err != nil {
 		return err
 	}
@@ -218,11 +219,7 @@ func (w *modeWorker) act(ctx context.Context) {
 			w.failReset(i)
 		}
 	case dice < 8 && len(w.truth.Claims) > 0:
-		var uids []types.UID
-		for uid := range w.truth.Claims {
-			uids = append(uids, uid)
-		}
-		slices.Sort(uids)
+		uids := slices.Sorted(maps.Keys(w.truth.Claims))
 		w.truth.Ending = uids[w.random.IntN(len(uids))]
 		_ = killtest.WriteTruth(w.dir, w.truth)
 		_ = w.end(ctx, w.truth.Ending)

@@ -177,9 +177,7 @@ func TestModes_Change(t *testing.T) {
 	b.wants[0] = true
 	must(t, b.change(0))
 	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
-	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
-		t.Fatal(problems)
-	}
+	b.kept()
 	equal(t, "instances", []string{"0 5@0", "0 19@4", "0 19@5", "0 19@6"}, sortedText(instancesOf(t, b.other)))
 	mustPrepare(t, b.Preparer, deviceClaim("part", b.name(0)+"-mig-5-0"))
 	b.wants[0] = false
@@ -200,43 +198,75 @@ func sortedText(lines []string) []string {
 	return lines
 }
 
-// Whatever has the GPU is named, and the GPU stays as it is.
+// modeUses are uses of a GPU that keep it from being reset, on request or to change its mode, and what says so. resetOnly: of a change
+// TestModes_Change and TestModes_UnmanagedPartition tell it.
+var modeUses = map[string]struct {
+	use       func(b *modeBed)
+	want      string
+	resetOnly bool
+}{
+	"claim":              {func(b *modeBed) { mustPrepare(b.t, b.Preparer, deviceClaim("c", b.name(0))) }, "allocated to claims", true},
+	"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet", false},
+	"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)", false},
+	"process": {func(b *modeBed) {
+		_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
+	}, "processes [71]", false},
+	"session that /proc does not show": {func(b *modeBed) {
+		n, err := sim.Open(b.root)
+		if err == nil {
+			err = n.Init()
+		}
+		if err == nil {
+			_, err = n.Device(0).Name()
+		}
+		must(b.t, err)
+		// The session is open while its files are; the garbage collector closes those of a node nobody has.
+		b.t.Cleanup(func() { _ = n.Shutdown() })
+	}, "GPU 0 is open in", false},
+	"kernel client": {func(b *modeBed) {
+		_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
+		b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
+		b.holders = []Holder{{2, "nv-fabricmanage"}}
+	}, "nvidia_drm has", false},
+	"others must be reset with it": {func(b *modeBed) {
+		_ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true)
+	}, "can be reset only together with GPUs [1 2 3 4 5 6 7]", false},
+	"reset fails": {func(b *modeBed) {
+		_, _ = b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})
+	}, "gpuReset", false},
+	"unmanaged partition": {func(b *modeBed) {
+		b.wants[0] = true
+		must(b.t, b.change(0))
+		b.createUnmanaged(19, 0, 1)
+	}, "a partition that Cleave did not create", true},
+}
+
+// createUnmanaged creates a GPU instance on the first GPU as another tool does.
+func (b *modeBed) createUnmanaged(profile, start, size int) *sim.GPUInstance {
+	b.t.Helper()
+	must(b.t, b.other.Init())
+	gi, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
+	must(b.t, err)
+	return gi
+}
+
+// Whatever has the GPU is named, and the GPU stays as it is, in its mode and without a reset.
 func TestModes_InUse(t *testing.T) {
-	tests := map[string]struct {
-		use  func(b *modeBed)
-		want string
-	}{
-		"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet"},
-		"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)"},
-		"process": {func(b *modeBed) {
-			_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
-		}, "processes [71]"},
-		"session that /proc does not show": {func(b *modeBed) {
-			n, err := sim.Open(b.root)
-			if err == nil {
-				err = n.Init()
-			}
-			if err == nil {
-				_, err = n.Device(0).Name()
-			}
-			must(b.t, err)
-			// The session is open while its files are; the garbage collector closes those of a node nobody has.
-			b.t.Cleanup(func() { _ = n.Shutdown() })
-		}, "GPU 0 is open in"},
-		"kernel client": {func(b *modeBed) {
-			_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
-			b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
-			b.holders = []Holder{{2, "nv-fabricmanage"}}
-		}, "nvidia_drm has"},
-		"others must be reset with it": {func(b *modeBed) { _ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
-		"reset fails": {func(b *modeBed) {
-			_, _ = b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})
-		}, "gpuReset"},
-	}
-	for name, tt := range tests {
+	for name, tt := range modeUses {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
+			count := b.resets()
 			tt.use(b)
+			wantError(t, b.reset(0, "first"), tt.want)
+			if *count != 0 || b.Modes.Resets.Done() != "" || b.Modes.Left()[b.name(0)] {
+				t.Errorf("%d resets, done %q, left %v; want none", *count, b.Modes.Resets.Done(), b.Modes.Left())
+			}
+			if usable := b.session.Usable(&b.session.Node().GPUs[0]); errors.Is(usable, gpu.ErrReleased) {
+				t.Error("the GPU stays closed")
+			}
+			if tt.resetOnly {
+				return
+			}
 			b.wants[0] = true
 			wantError(t, b.change(0), tt.want)
 			b.wantMode(0, outOfMIG)
@@ -287,9 +317,7 @@ func TestModes_UnmanagedPartition(t *testing.T) {
 	b := newModeBed(t)
 	b.wants[0] = true
 	must(t, b.change(0))
-	must(t, b.other.Init())
-	gi, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-	must(t, err)
+	gi := b.createUnmanaged(19, 0, 1)
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrPartitioned) || !strings.Contains(err.Error(), "a partition that Cleave did not create") {
 		t.Errorf("got %v", err)
@@ -305,18 +333,15 @@ func TestModes_Yielding(t *testing.T) {
 	b := newModeBed(t)
 	b.holders = []Holder{{1, "nvidia-persiste"}, {2, "nv-fabricmanage"}}
 	b.wants[0] = true
-	if err := b.change(0); err != nil {
-		t.Error(err)
-	}
+	must(t, b.change(0))
 	b.wantMode(0, inMIG)
 }
 
 // While a mode is changed, claims of the GPU are refused at once and say why; those of others are prepared.
 func TestModes_PrepareMeanwhile(t *testing.T) {
 	b := newModeBed(t)
-	if _, err := b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Hang: true}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Hang: true})
+	must(t, err)
 	published := b.backend.Load().hardware.Node()
 	b.wants[0] = true
 	ended := make(chan error, 1)
@@ -333,9 +358,7 @@ func TestModes_PrepareMeanwhile(t *testing.T) {
 	}
 	mustPrepare(t, b.Preparer, deviceClaim("other", b.name(1)))
 	b.Recover(t.Context())
-	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
-		t.Error(problems)
-	}
+	b.kept()
 	must(t, b.other.Faults().Clear(0))
 	must(t, <-ended)
 	b.wantMode(0, inMIG)

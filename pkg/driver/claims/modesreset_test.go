@@ -3,12 +3,9 @@
 package claims
 
 import (
-	"errors"
 	"strings"
 	"syscall"
 	"testing"
-
-	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -47,9 +44,7 @@ func TestModes_Reset(t *testing.T) {
 	must(t, b.reset(0, "second"))
 	equal(t, "instances after the reset", []string{}, instancesOf(t, b.other))
 	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
-	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
-		t.Fatal(problems)
-	}
+	b.kept()
 	equal(t, "instances of the layout", laid, sortedText(instancesOf(t, b.other)))
 	b.Modes.Resets.Forget(t.Context())
 	must(t, b.reset(0, "second"))
@@ -67,47 +62,6 @@ func TestModes_ResetByAnother(t *testing.T) {
 	must(t, b.reset(0, "first"))
 	if *count != 0 {
 		t.Error("the GPU was reset again")
-	}
-}
-
-// Whatever uses the GPU is named, and the GPU is not reset.
-func TestModes_ResetInUse(t *testing.T) {
-	tests := map[string]struct {
-		use  func(b *modeBed)
-		want string
-	}{
-		"claim":              {func(b *modeBed) { mustPrepare(b.t, b.Preparer, deviceClaim("c", b.name(0))) }, "allocated to claims"},
-		"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet"},
-		"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)"},
-		"process": {func(b *modeBed) {
-			_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
-		}, "processes [71]"},
-		"reset fails": {func(b *modeBed) {
-			_, _ = b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})
-		}, "gpuReset"},
-		"unmanaged partition": {func(b *modeBed) {
-			b.wants[0] = true
-			must(b.t, b.change(0))
-			must(b.t, b.other.Init())
-			_, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-			must(b.t, err)
-		}, "a partition that Cleave did not create"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newModeBed(t)
-			count := b.resets()
-			tt.use(b)
-			if err := b.reset(0, "first"); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want an error that says %q", err, tt.want)
-			}
-			if *count != 0 || b.Modes.Resets.Done() != "" || b.Modes.Left()[b.name(0)] {
-				t.Errorf("%d resets, done %q, left %v; want none", *count, b.Modes.Resets.Done(), b.Modes.Left())
-			}
-			if usable := b.session.Usable(&b.session.Node().GPUs[0]); errors.Is(usable, gpu.ErrReleased) {
-				t.Error("the GPU stays closed")
-			}
-		})
 	}
 }
 
@@ -129,15 +83,6 @@ func TestModes_ResetNotRecorded(t *testing.T) {
 	}
 }
 
-// failsUntilReset has the driver refuse to change the partitions of a GPU, as it needs a reset first.
-func (b *modeBed) failsUntilReset(i int, calls ...string) {
-	b.t.Helper()
-	for _, call := range calls {
-		_, err := b.other.Faults().Inject(sim.Fault{GPU: i, Call: call, Code: sim.CodeResetRequired})
-		must(b.t, err)
-	}
-}
-
 // A GPU fails, and the driver destroys no partition of it and lists no process before its reset. The partitions of Cleave end with the
 // reset, whether they are of the layout or of a claim whose pod has ended. What is created in their places afterwards is someone else's.
 func TestModes_ResetEndsPartitions(t *testing.T) {
@@ -151,7 +96,10 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 			} else {
 				b.prepare("c", b.name(0, 5, 0), b.name(1))
 			}
-			b.failsUntilReset(0, "nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy", "nvmlDeviceGetComputeRunningProcesses")
+			for _, call := range list("nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy", "nvmlDeviceGetComputeRunningProcesses") {
+				_, err := b.other.Faults().Inject(sim.Fault{GPU: 0, Call: call, Code: sim.CodeResetRequired})
+				must(t, err)
+			}
 			if what == "claim" {
 				b.unprepare("c")
 			}
@@ -160,9 +108,7 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 				t.Fatalf("%d resets, %v; want one: nothing else makes the GPU usable again", *count, err)
 			}
 			must(t, b.other.Faults().Clear(0))
-			must(t, b.other.Init())
-			_, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(5, gpu.Placement{Start: 0, Size: 4})
-			must(t, err)
+			b.createUnmanaged(5, 0, 4)
 			b.wants[0] = false
 			b.Recover(t.Context())
 			b.Partitions.KeepLayouts(t.Context())

@@ -4,11 +4,13 @@ package claims
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -16,7 +18,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // The driver names of the tests.
@@ -25,68 +26,24 @@ const (
 	nameB = "gpu.nvidia.com"
 )
 
-// process is one plugin process on a simulated node, which serves the node by a name.
-type process struct {
-	*Preparer
-	own  string
-	disk *faultyDisk
-}
-
-// startProcess starts a plugin by a name. What plugins of other names have left it finds on disk.
-func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
+// startProcess starts a plugin on a simulated node, which serves it by a name. What plugins of other names have left it finds on disk.
+func startProcess(t testing.TB, root, own string, node *sim.Node) *simBed {
 	t.Helper()
-	p := &process{own: own, disk: newDisk()}
-	o, err := stateIn(root, p.disk)
-	must(t, err)
-	specs := map[string]*specDir{}
+	b := openSimBed(t, root, node, as(Identity{Driver: own, Pool: testPool}))
 	for _, name := range []string{nameA, nameB} {
-		specs[name], err = specsIn(filepath.Join(root, name))
-		must(t, err)
-	}
-	o.Identity = Identity{Driver: own, Pool: testPool}
-	o.Specs = func(driver string) SpecRemover { return specs[driver] }
-	p.Preparer = New(o)
-	must(t, p.Load(t.Context(), nil))
-	session, err := simulated.OpenNode(t.Context(), node)
-	must(t, err)
-	p.SetHardware(offeredHardware{session, nil}, specs[own])
-	for _, name := range []string{nameA, nameB} {
-		if set := p.LacksCDI(name); set != nil {
-			set(specs[name])
+		if set := b.LacksCDI(name); set != nil {
+			set(b.specs.of(name))
 		}
 	}
-	p.Recover(t.Context())
-	return p
-}
-
-// of gives a claim's devices to another driver name.
-func of(driver string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	claim = claim.DeepCopy()
-	for i := range claim.Status.Allocation.Devices.Results {
-		claim.Status.Allocation.Devices.Results[i].Driver = driver
-	}
-	return claim
-}
-
-// gpuOfNode is the device of the i-th GPU, or of its partition.
-func gpuOfNode(node *sim.Node, t testing.TB, i int, mig ...int) string {
-	t.Helper()
-	st, err := node.Status()
-	must(t, err)
-	pci, err := gpu.ParsePCIAddress(st.GPUs[i].PCI)
-	must(t, err)
-	name := pci.DeviceName()
-	if len(mig) == 2 {
-		name += fmt.Sprintf("-mig-%d-%d", mig[0], mig[1])
-	}
-	return name
+	b.Recover(t.Context())
+	return b
 }
 
 func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
 	root := t.TempDir()
-	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
 	before := startProcess(t, root, nameA, node)
+	g := before.name
 	mustPrepare(t, before.Preparer, deviceClaim("whole", g(0)))
 	mustPrepare(t, before.Preparer, deviceClaim("part", g(1, 19, 6)))
 	before.die()
@@ -100,7 +57,7 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 		"a partition that is partly elsewhere": {g(1, 9, 4), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", test.device)), test.says)
+			wantRefused(t, now.Preparer, forDriver(nameB, deviceClaim("new", test.device)), test.says)
 			if !slices.Contains(now.Partitions.Occupied(), test.device) {
 				t.Errorf("device %s is not among those that are occupied", test.device)
 			}
@@ -110,17 +67,15 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 	if slices.Contains(now.Partitions.Occupied(), alongside) {
 		t.Errorf("device %s is occupied", alongside)
 	}
-	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("alongside", alongside)))
+	mustPrepare(t, now.Preparer, forDriver(nameB, deviceClaim("alongside", alongside)))
 
 	// A kubelet that restarted asks again, by the name of the claim.
 	mustPrepare(t, now.Named(nameA), deviceClaim("part", g(1, 19, 6)))
 	// The pods of the other name end, and what they had can be allocated.
 	mustUnprepare(t, now.Named(nameA), deviceClaim("whole"))
 	mustUnprepare(t, now.Named(nameA), deviceClaim("part"))
-	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
-	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@0", "1 19@6"}) {
-		t.Errorf("partitions are %v", got)
-	}
+	mustPrepare(t, now.Preparer, forDriver(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
+	equal(t, "partitions", list("1 19@0", "1 19@6"), now.instances())
 }
 
 // One GPU is allocated to a claim of each of two names, and neither is prepared: one of them is, and the other one after it.
@@ -130,8 +85,8 @@ func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
 		root := t.TempDir()
 		startProcess(t, root, nameA, node).die()
 		now := startProcess(t, root, nameB, node)
-		other, device := now.Named(nameA), gpuOfNode(node, t, 0)
-		old, next := deviceClaim("old", device), of(nameB, deviceClaim("next", device))
+		other, device := now.Named(nameA), now.name(0)
+		old, next := deviceClaim("old", device), forDriver(nameB, deviceClaim("next", device))
 		api := &fakeAPI{claims: claimList(old, next)}
 		follower := NewFollower(now.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
 		must(t, follower.List(t.Context()))
@@ -159,28 +114,23 @@ func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
 func TestPrepare_AllocatedAnewUnderAnotherName(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
 	now := startProcess(t, t.TempDir(), nameB, node)
-	device := gpuOfNode(node, t, 0, 19, 6)
-	old, anew := deviceClaim("x", device), of(nameB, deviceClaim("x", gpuOfNode(node, t, 1, 19, 6)))
+	old, anew := deviceClaim("x", now.name(0, 19, 6)), forDriver(nameB, deviceClaim("x", now.name(1, 19, 6)))
 	mustPrepare(t, now.Named(nameA), old)
 	wantRefused(t, now, anew, "still has devices", "of driver gpu.cleave.dev")
 	mustUnprepare(t, now, anew) // it has nothing under this name
-	if got := instancesOf(t, node); !slices.Equal(got, []string{"0 19@6"}) {
-		t.Errorf("partitions are %v, want that of the other name", got)
-	}
+	equal(t, "partitions of the other name", list("0 19@6"), now.instances())
 	mustUnprepare(t, now.Named(nameA), old)
 	mustPrepare(t, now, anew)
 	mustUnprepare(t, now.Named(nameA), old) // late, and once more
-	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@6"}) {
-		t.Errorf("partitions are %v, want that of the claim", got)
-	}
+	equal(t, "partitions of the claim", list("1 19@6"), now.instances())
 }
 
 // The record of a claim of another name is corrupt: to unprepare it by this one leaves it alone.
 func TestUnprepare_CorruptUnderAnotherName(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
 	root := t.TempDir()
-	claim := deviceClaim("x", gpuOfNode(node, t, 0, 19, 6))
 	now := startProcess(t, root, nameB, node)
+	claim := deviceClaim("x", now.name(0, 19, 6))
 	now.api = &fakeAPI{claims: claimList(claim)}
 	mustPrepare(t, now.Named(nameA), claim)
 	now.die()
@@ -194,40 +144,33 @@ func TestUnprepare_CorruptUnderAnotherName(t *testing.T) {
 		t.Fatalf("the record is %+v, want it created again", r)
 	}
 	mustUnprepare(t, now.Named(nameA), claim)
-	if got := instancesOf(t, node); len(got) > 0 {
-		t.Errorf("partitions %v are left", got)
-	}
+	equal(t, "partitions", list(), now.instances(), cmpopts.EquateEmpty())
 }
 
 // Of a claim that is not prepared yet, or has lost its record, only the API server knows.
 func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
 	root := t.TempDir()
-	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
 	startProcess(t, root, nameA, node).die()
 	now := startProcess(t, root, nameB, node)
-	other := now.Named(nameA)
+	g, other := now.name, now.Named(nameA)
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
 	api := &fakeAPI{claims: waiting}
 	now.Ledger.Names.Add(nameA)
 	allocated := NewFollower(now.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
-	if err := allocated.List(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, allocated.List(t.Context()))
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
-		wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", device)), "of driver gpu.cleave.dev")
+		wantRefused(t, now.Preparer, forDriver(nameB, deviceClaim("new", device)), "of driver gpu.cleave.dev")
 		if !slices.Contains(now.Partitions.Occupied(), device) {
 			t.Errorf("device %s is not among those that are occupied", device)
 		}
 	}
-	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("alongside", g(1, 19, 0))))
+	mustPrepare(t, now.Preparer, forDriver(nameB, deviceClaim("alongside", g(1, 19, 0))))
 	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
 	api.claims = nil
-	if err := allocated.List(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
-	wantRefused(t, now.Preparer, of(nameB, deviceClaim("newer", g(0))), "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
+	must(t, allocated.List(t.Context()))
+	mustPrepare(t, now.Preparer, forDriver(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
+	wantRefused(t, now.Preparer, forDriver(nameB, deviceClaim("newer", g(0))), "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
 }
 
 // Plugins of two names run at once and are killed and started again by either name; claims of both come and go.
@@ -240,11 +183,11 @@ func TestOtherNames_NothingIsAllocatedTwice(t *testing.T) {
 func churnNames(t *testing.T, random *rand.Rand) {
 	node := newSimNode(t, "hgx-h100")
 	root := t.TempDir()
-	processes := []*process{startProcess(t, root, nameA, node), startProcess(t, root, nameB, node)}
+	processes := []*simBed{startProcess(t, root, nameA, node), startProcess(t, root, nameB, node)}
 	allocated := map[types.UID]*resourceapi.ResourceClaim{} // prepared, by either name
 	for i := range 80 {
 		p := processes[random.IntN(len(processes))]
-		switch uids := sortedClaims(allocated); {
+		switch uids := slices.Sorted(maps.Keys(allocated)); {
 		case random.IntN(12) == 0:
 			at := slices.Index(processes, p)
 			p.die()
@@ -254,11 +197,11 @@ func churnNames(t *testing.T, random *rand.Rand) {
 			mustUnprepare(t, p.Named(claim.Status.Allocation.Devices.Results[0].Driver), claim)
 			delete(allocated, claim.UID)
 		default:
-			device := gpuOfNode(node, t, random.IntN(2))
+			device := p.name(random.IntN(2))
 			if random.IntN(3) > 0 {
-				device = gpuOfNode(node, t, random.IntN(2), 19, random.IntN(7))
+				device = p.name(random.IntN(2), 19, random.IntN(7))
 			}
-			claim := of(p.own, deviceClaim(types.UID(fmt.Sprintf("c%d", i)), device))
+			claim := forDriver(p.Ledger.id.Driver, deviceClaim(types.UID(fmt.Sprintf("c%d", i)), device))
 			if _, err := p.Prepare(t.Context(), claim); err == nil {
 				allocated[claim.UID] = claim
 			}
@@ -266,21 +209,10 @@ func churnNames(t *testing.T, random *rand.Rand) {
 		checkNothingTwice(t, root)
 	}
 	p := startProcess(t, root, nameA, node)
-	for _, uid := range sortedClaims(allocated) {
-		mustUnprepare(t, p.Named(allocated[uid].Status.Allocation.Devices.Results[0].Driver), allocated[uid])
+	for _, claim := range allocated {
+		mustUnprepare(t, p.Named(claim.Status.Allocation.Devices.Results[0].Driver), claim)
 	}
-	if got := instancesOf(t, node); len(got) > 0 {
-		t.Errorf("partitions %v are left", got)
-	}
-}
-
-func sortedClaims(claims map[types.UID]*resourceapi.ResourceClaim) []types.UID {
-	var uids []types.UID
-	for uid := range claims {
-		uids = append(uids, uid)
-	}
-	slices.Sort(uids)
-	return uids
+	equal(t, "partitions", list(), p.instances(), cmpopts.EquateEmpty())
 }
 
 // checkNothingTwice fails if records of any names, read from disk, exclude each other.
@@ -310,8 +242,8 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 	for step := 0; ; step++ {
 		node := newSimNode(t, "hgx-h100")
 		root := t.TempDir()
-		g := gpuOfNode(node, t, 0, 19, 6)
 		victim, left := startProcess(t, root, nameA, node), step
+		g := victim.name(0, 19, 6)
 		victim.disk.fail = func(string, string) error {
 			if left--; left < 0 {
 				panic(errKilled) // it undoes nothing
@@ -319,30 +251,28 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 			return nil
 		}
 		claim := deviceClaim("x", g)
-		killed := func() (killed bool) {
-			defer func() { killed = recover() != nil }()
+		killed := dies(func() {
 			mustPrepare(t, victim.Preparer, claim)
 			mustUnprepare(t, victim.Preparer, claim)
-			return false
-		}()
+		})
 		victim.die()
 
 		now := startProcess(t, root, nameB, node)
 		checkNothingTwice(t, root)
 		found := now.Ledger.Records()
-		_, prepareErr := now.Prepare(t.Context(), of(nameB, deviceClaim("y", g)))
+		_, prepareErr := now.Prepare(t.Context(), forDriver(nameB, deviceClaim("y", g)))
 		if len(found) > 0 {
 			whole++
 			wantError(t, prepareErr, "of driver gpu.cleave.dev")
 			mustUnprepare(t, now.Named(nameA), claim)
-			mustPrepare(t, now.Preparer, of(nameB, deviceClaim("y", g)))
+			mustPrepare(t, now.Preparer, forDriver(nameB, deviceClaim("y", g)))
 		} else {
 			gone++
 			if prepareErr != nil {
 				t.Errorf("killed at step %d: %v", step, prepareErr)
 			}
 		}
-		mustUnprepare(t, now.Preparer, of(nameB, deviceClaim("y")))
+		mustUnprepare(t, now.Preparer, forDriver(nameB, deviceClaim("y")))
 		if got := instancesOf(t, node); len(got) > 0 {
 			t.Errorf("killed at step %d: partitions %v are left", step, got)
 		}
@@ -353,4 +283,17 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 	if whole == 0 || gone == 0 {
 		t.Errorf("the claim was %d times whole and %d times gone: want both", whole, gone)
 	}
+}
+
+// What was made ahead of claims under the other name is Cleave's, and is destroyed when the policy no longer has it.
+func TestKeepLayouts_OfAnotherName(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	before := startProcess(t, root, nameA, node)
+	before.lay(cutInto(place(19, 0, 1), place(19, 1, 1)))
+	before.die()
+
+	now := startProcess(t, root, nameB, node)
+	now.lay(cutInto(place(19, 1, 1), place(19, 2, 1)))
+	equal(t, "partitions", list("0 19@1", "0 19@2"), now.instances())
 }

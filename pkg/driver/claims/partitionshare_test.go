@@ -123,9 +123,12 @@ func TestPartitionShare_Exclusion(t *testing.T) {
 					return
 				}
 				wantError(t, err, "ns/claim-a (a)")
-				b.want(before, list("a"), b.files("specs"))
+				b.want(before, list("a"), b.files("specs/"+testDriver))
 				b.unprepare("a")
 				b.prepare("b", wanted)
+				if isMIG := len(b.modes()) > 0; isMIG != strings.Contains(wanted, "-mig-") {
+					t.Errorf("MIG mode %t with %s", isMIG, wanted)
+				}
 			})
 		}
 	}
@@ -163,12 +166,7 @@ func TestPartitionShare_SupervisorAway(t *testing.T) {
 func TestPartitionShare_StartFails(t *testing.T) {
 	b := newPartBed(t)
 	failsAt := func(step string, claim types.UID) {
-		b.sharing.err = func(what string) error {
-			if strings.HasPrefix(what, step) {
-				return errDown
-			}
-			return nil
-		}
+		b.sharing.err = failing(step, errDown)
 		if err := b.tryPrepare(claim, b.mps()); !errors.Is(err, errDown) {
 			t.Fatalf("got %v, want %v", err, errDown)
 		}
@@ -202,9 +200,7 @@ func TestPartitionShare_Layout(t *testing.T) {
 	keep := func() {
 		t.Helper()
 		b.use(rule)
-		if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
-			t.Fatal(problems)
-		}
+		b.kept()
 	}
 	keep()
 	there := b.instances()

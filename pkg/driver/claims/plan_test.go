@@ -15,20 +15,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// planLine is a planned device in comparable form.
-type planLine struct {
-	Request, GPU string
-	Admin        bool
-}
-
-func linesOf(devices []device) []planLine {
-	var lines []planLine
-	for _, d := range devices {
-		lines = append(lines, planLine{d.request, d.shape.Name(), d.admin})
-	}
-	return lines
-}
-
 // otherDrivers is a device of another driver that has the name of one of ours.
 func otherDrivers(request string, i int) resourceapi.DeviceRequestAllocationResult {
 	r := result(request, i)
@@ -56,21 +42,21 @@ func TestPlan_OrderOfAllocation(t *testing.T) {
 	notAdmin.AdminAccess = &no
 	tests := map[string]struct {
 		claim *resourceapi.ResourceClaim
-		want  []planLine
+		want  []string // request and device
 	}{
-		"one GPU":                {claimOn("u", 1), []planLine{{"gpu", gpuName(1), false}}},
-		"several, last first":    {claimOn("u", 3, 0), []planLine{{"gpu", gpuName(3), false}, {"gpu", gpuName(0), false}}},
+		"one GPU":                {claimOn("u", 1), list("gpu " + gpuName(1))},
+		"several, last first":    {claimOn("u", 3, 0), list("gpu "+gpuName(3), "gpu "+gpuName(0))},
 		"no results":             {claimOf("u"), nil},
 		"only another driver":    {claimOf("u", otherDrivers("nic", 0)), nil},
-		"mixed drivers":          {claimOf("u", otherDrivers("nic", 0), result("gpu", 1), otherDrivers("nic", 2)), []planLine{{"gpu", gpuName(1), false}}},
-		"admin access":           {claimOf("u", adminResult("watch", 0)), []planLine{{"watch", gpuName(0), true}}},
-		"admin access: false":    {claimOf("u", notAdmin), []planLine{{"gpu", gpuName(2), false}}},
-		"subrequest":             {claimOf("u", result("main/sub", 0)), []planLine{{"main/sub", gpuName(0), false}}},
-		"other drivers' configs": {withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClaim", "nonsense")), []planLine{{"gpu", gpuName(0), false}}},
-		"config without type":    {withConfigs(claimOn("u", 0), resourceapi.DeviceAllocationConfiguration{}), []planLine{{"gpu", gpuName(0), false}}},
+		"mixed drivers":          {claimOf("u", otherDrivers("nic", 0), result("gpu", 1), otherDrivers("nic", 2)), list("gpu " + gpuName(1))},
+		"admin access":           {claimOf("u", adminResult("watch", 0)), list("watch " + gpuName(0) + " admin")},
+		"admin access: false":    {claimOf("u", notAdmin), list("gpu " + gpuName(2))},
+		"subrequest":             {claimOf("u", result("main/sub", 0)), list("main/sub " + gpuName(0))},
+		"other drivers' configs": {withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClaim", "nonsense")), list("gpu " + gpuName(0))},
+		"config without type":    {withConfigs(claimOn("u", 0), resourceapi.DeviceAllocationConfiguration{}), list("gpu " + gpuName(0))},
 		"ours has no devices":    {withConfigs(claimOf("u", otherDrivers("nic", 0)), opaque(testDriver, "FromClaim", "nonsense")), nil},
-		"same GPU as admin":      {claimOf("u", result("gpu", 0), adminResult("watch", 0)), []planLine{{"gpu", gpuName(0), false}, {"watch", gpuName(0), true}}},
-		"other driver's names":   {claimOf("u", otherDrivers("nic", 77), result("gpu", 3)), []planLine{{"gpu", gpuName(3), false}}},
+		"same GPU as admin":      {claimOf("u", result("gpu", 0), adminResult("watch", 0)), list("gpu "+gpuName(0), "watch "+gpuName(0)+" admin")},
+		"other driver's names":   {claimOf("u", otherDrivers("nic", 77), result("gpu", 3)), list("gpu " + gpuName(3))},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +64,11 @@ func TestPlan_OrderOfAllocation(t *testing.T) {
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
-			equal(t, "plan", tt.want, linesOf(got))
+			var lines []string
+			for _, d := range got {
+				lines = append(lines, d.request+" "+d.shape.Name()+map[bool]string{true: " admin"}[d.admin])
+			}
+			equal(t, "plan", tt.want, lines)
 		})
 	}
 }
@@ -132,17 +122,39 @@ func TestPlan_NodeWithoutGPUs(t *testing.T) {
 }
 
 func TestNewRecord(t *testing.T) {
-	claim := claimOf("u", result("main/sub", 2), adminResult("watch", 0))
-	devices, err := plan(claim, nodeOf(4), testID)
+	claim := claimFor("u", wholeOf(2).of("main/sub"), part{result: adminResult("look", 0)}, sliceOf(1, 20), part{result: adminShare(1, gpu.TimeSlice)})
+	devices, err := plan(claim, sharedNode(), testID)
 	must(t, err)
-	admin := deviceFor("watch", 0)
-	admin.AdminAccess = true
+	admin, share, seen := deviceFor("look", 0), deviceFor("slice", 1), deviceFor("watch", 1)
+	admin.AdminAccess, seen.AdminAccess = true, true
+	share.Device, seen.Device = gpuName(1)+"-timeslice", gpuName(1)+"-timeslice"
+	share.Share = &records.Share{ID: "u-2", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gi}
+	share.CDIDeviceIDs = append(share.CDIDeviceIDs, testDriver+"/claim=u-"+share.Device)
 	want := &records.Record{
 		Format: records.Format, BootID: bootNow, Driver: testDriver, Claim: records.Claim{Namespace: "ns", Name: "claim-u", UID: "u"},
 		Pods:    []types.UID{"pod-uid"},
-		Devices: []records.Device{deviceFor("main/sub", 2), admin},
+		Devices: []records.Device{deviceFor("main/sub", 2), admin, share, seen},
 	}
-	equal(t, "record", want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}))
+	equal(t, "record", want, newRecord(claim, devices, testID, bootNow, &specDir{}))
+}
+
+func TestParentID(t *testing.T) {
+	g := &gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x1b}}
+	whole := testDriver + "/gpu=" + g.PCI.DeviceName()
+	tests := map[string]struct {
+		shape gpu.Shape
+		want  string
+	}{
+		"whole GPU":        {g.Whole(), whole},
+		"time slice":       {gpu.Shape{GPU: g, Share: gpu.TimeSlice}, whole},
+		"partition":        {gpu.Shape{GPU: g, Profile: &gpu.Profile{Name: "1g.24gb"}}, whole + "-mig"},
+		"graphics profile": {gpu.Shape{GPU: g, Profile: &gpu.Profile{Name: "1g.24gb+gfx"}}, whole},
+	}
+	for name, tt := range tests {
+		if got := parentID(&specDir{}, tt.shape); got != tt.want {
+			t.Errorf("%s: got %s, want %s", name, got, tt.want)
+		}
+	}
 }
 
 func FuzzPlan(f *testing.F) {

@@ -205,19 +205,6 @@ func TestExclusive_NotGivenBack(t *testing.T) {
 	}
 }
 
-func TestTwoProcesses_Exclusive(t *testing.T) {
-	older := newCompatibleBed(t)
-	newer := older.another().start()
-	older.prepare("a", aloneMPS(0, ""))
-	for _, other := range []part{wholeOf(0), mpsOf(0, 10, 10), aloneMPS(0, "")} {
-		wantError(t, newer.tryPrepare("b", other), "ns/claim-a (a)")
-	}
-	newer.unprepare("a")
-	newer.prepare("b", mpsOf(0, 100, 80))
-	newer.want("record b", "spec b", "mps 0 b")
-	wantError(t, older.tryPrepare("a", aloneMPS(0, "")), "ns/claim-b (b)")
-}
-
 func FuzzPlan_NVIDIAParameters(f *testing.F) {
 	f.Add("gpu", []byte(nvidiaConfig("GpuConfig", slicingLong)), true)
 	f.Add("gpu", []byte(nvidiaConfig("GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1Mi"}}}`)), false)

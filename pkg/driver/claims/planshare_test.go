@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -155,21 +154,6 @@ func TestPlan_MPS(t *testing.T) {
 	})
 }
 
-func TestPlan_SharePolicy(t *testing.T) {
-	node := sharedNode()
-	node.Offers[0].TimeSlice.Enforcement = policy.EnforcedPerCgroup
-	node.Offers[1].MPS.Shares = 49
-	got, err := plan(claimFor("u", sliceOf(0, 20), sliceOf(1, 20), mpsOf(1, 10, 8), mpsOf(2, 10, 8).of("second")), node, testID)
-	must(t, err)
-	shares := sharesOf(got)
-	if !shares[0].CgroupMemory || shares[1].CgroupMemory || shares[2].CgroupMemory {
-		t.Errorf("memory is held per cgroup: %t, %t, %t, want it only where the driver does", shares[0].CgroupMemory, shares[1].CgroupMemory, shares[2].CgroupMemory)
-	}
-	if !shares[2].MPS.ManyClients || shares[3].MPS.ManyClients {
-		t.Errorf("many clients: %t of 49 shares, %t of 10", shares[2].MPS.ManyClients, shares[3].MPS.ManyClients)
-	}
-}
-
 func TestPlan_ShareRefused(t *testing.T) {
 	withoutID := shareResult("r", 0, gpu.TimeSlice, "shares=1")
 	withoutID.ShareID = nil
@@ -224,39 +208,10 @@ func TestPlan_TierNotOffered(t *testing.T) {
 	wantError(t, err, gpuName(0)+"-mps", "is not on this node")
 }
 
-func TestNewRecord_Share(t *testing.T) {
-	claim := claimFor("u", sliceOf(1, 20), part{result: adminShare(1, gpu.TimeSlice)})
-	devices, err := plan(claim, sharedNode(), testID)
-	must(t, err)
-	share := deviceFor("slice", 1)
-	share.Device += "-timeslice"
-	share.Share = &records.Share{ID: "u-0", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gi}
-	share.CDIDeviceIDs = append(share.CDIDeviceIDs, testDriver+"/claim=u-"+share.Device)
-	admin := deviceFor("watch", 1)
-	admin.Device += "-timeslice"
-	admin.AdminAccess = true
-	want := []records.Device{share, admin}
-	equal(t, "devices", want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}).Devices)
-}
-
 // A container knows one MPS server only, so a request, which a container has as a whole, must not have shares of two.
 func TestPlan_MPSSharesOfTwoGPUs(t *testing.T) {
-	tests := map[string]struct {
-		claim *resourceapi.ResourceClaim
-		says  string // empty: served
-	}{
-		"one request, two GPUs":      {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two devices"},
-		"two requests, two GPUs":     {claimFor("u", mpsOf(0, 10, 1<<30).of("a"), mpsOf(1, 10, 1<<30).of("b")), ""},
-		"one request, one GPU twice": {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(0, 20, 1<<30)), ""},
-		"time slices of two GPUs":    {claimFor("u", sliceOf(0, 1<<30), sliceOf(1, 1<<30)), ""},
-		"MPS here, a time slice too": {claimFor("u", mpsOf(0, 10, 1<<30), sliceOf(1, 1<<30)), ""},
-	}
-	for name, tt := range tests {
-		_, err := plan(tt.claim, sharedNode(), testID)
-		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: got %v, want an error that says %q", name, err, tt.says)
-		}
-	}
+	_, err := plan(claimFor("u", mpsOf(0, 10, 8), mpsOf(1, 10, 8)), sharedNode(), testID)
+	wantError(t, err, "it has MPS shares of two devices")
 }
 
 func FuzzPlan_Share(f *testing.F) {

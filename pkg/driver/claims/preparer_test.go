@@ -7,16 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -53,7 +49,9 @@ func wantDisk(t *testing.T, b *bed, want ...string) {
 func TestPrepare(t *testing.T) {
 	b := newBed(t)
 	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
-	equal(t, "devices", []records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got)
+	last := deviceFor("gpu", 0) // the claim's own spec names all devices of the request
+	last.CDIDeviceIDs = append(last.CDIDeviceIDs, testDriver+"/claim=a-"+gpuName(0))
+	equal(t, "devices", []records.Device{deviceFor("gpu", 2), last}, got)
 	wantDisk(t, b, line("a", 2, 0))
 }
 
@@ -75,6 +73,7 @@ func TestPrepare_Repeated(t *testing.T) {
 	if checks != 1 {
 		t.Errorf("the GPU was verified %d times, want once: success means that the device is there now", checks)
 	}
+	equal(t, "answer after a restart", first, mustPrepare(t, b.another().start().Preparer, claimOn("a", 1)))
 }
 
 func TestPrepare_RepeatedGPULost(t *testing.T) {
@@ -88,24 +87,11 @@ func TestPrepare_RepeatedGPULost(t *testing.T) {
 	wantDisk(t, b, line("a", 1)) // its pods may still run: it keeps what it has until it is unprepared
 }
 
-func TestPrepare_RepeatedAfterRestart(t *testing.T) {
-	b := newBed(t)
-	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := b.another().start()
-	equal(t, "answer after a restart", first, mustPrepare(t, again.Preparer, claimOn("a", 1)))
-}
-
-func TestPrepare_GPUAllocated(t *testing.T) {
-	b := newBed(t)
-	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	wantRefused(t, b.Preparer, claimOf("b", result("main", 1)), `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
-	wantDisk(t, b, line("a", 1))
-}
-
 func TestPrepare_SeveralGPUs(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	wantRefused(t, b.Preparer, claimOn("b", 0, 1, 2), "ns/claim-a (a)")
+	several := claimOf("b", result("first", 0), result("main", 1), result("last", 2))
+	wantRefused(t, b.Preparer, several, `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
 	mustPrepare(t, b.Preparer, claimOn("c", 0))
 	mustPrepare(t, b.Preparer, claimOn("d", 2))
 	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
@@ -200,15 +186,6 @@ func TestPrepare_DiskFull(t *testing.T) {
 	}
 }
 
-func TestPrepare_AllocatedAnew(t *testing.T) {
-	b := newBed(t)
-	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
-	equal(t, "devices", []records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2)))
-	mustPrepare(t, b.Preparer, claimOn("b", 0))
-	wantRefused(t, b.Preparer, claimOn("c", 2), "ns/claim-a (a)")
-	wantDisk(t, b, line("a", 1, 2), line("b", 0))
-}
-
 func TestPrepare_AllocatedAnewWriteFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0))
@@ -226,13 +203,6 @@ func TestPrepare_InvalidUID(t *testing.T) {
 	b := newBed(t)
 	wantRefused(t, b.Preparer, claimOn("../../x", 1), "../../x")
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-}
-
-func TestPrepare_WithoutHardware(t *testing.T) {
-	e := openBed(t, t.TempDir())
-	wantRefused(t, e.Preparer, claimOn("a", 1), "cannot be used yet", "starting")
-	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))
-	wantRefused(t, e.Preparer, claimOn("a", 1), "libnvidia-ml.so.1 not found under /run/nvidia")
 }
 
 // prepareLater prepares a claim in another goroutine.
@@ -271,67 +241,4 @@ func TestPrepare_DifferentGPUsConcurrently(t *testing.T) {
 		t.Errorf("the slow claim: %v", err)
 	}
 	wantDisk(t, b, line("slow", 0))
-}
-
-func TestPrepare_ContextEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t)
-		mustPrepare(t, b.Preparer, claimOn("other", 1))
-		entered, proceed := b.blockOn(0)
-		slow := prepareLater(t.Context(), b.Preparer, claimOn("slow", 0))
-		<-entered
-		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
-		defer cancel()
-		_, err := b.Prepare(ctx, claimOn("a", 0, 2))
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
-		}
-		wantError(t, err, gpuName(0))
-		mustPrepare(t, b.Preparer, claimOn("b", 2)) // no lock stayed behind
-		close(proceed)
-		if err := <-slow; err != nil {
-			t.Errorf("the slow claim: %v", err)
-		}
-	})
-}
-
-// Two claims that name the same GPUs in opposite order would wait for each other for ever without a lock order.
-func TestPrepare_OppositeOrder(t *testing.T) {
-	b := newBed(t)
-	forth, back := []int{0, 1, 2, 3}, []int{3, 2, 1, 0}
-	done := make(chan error)
-	for i, gpus := range [][]int{forth, back, forth, back} {
-		go func() {
-			claim := claimOn([]types.UID{"a", "b", "c", "d"}[i], gpus...)
-			for range 25 {
-				if _, err := b.Prepare(context.Background(), claim); err == nil {
-					if err := b.Unprepare(context.Background(), refOf(claim)); err != nil {
-						done <- err
-						return
-					}
-				}
-			}
-			done <- nil
-		}()
-	}
-	for range 4 {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	wantDisk(t, b)
-	if got := slices.Collect(allHolders(b)); len(got) != 0 {
-		t.Errorf("still in memory of %v", got)
-	}
-}
-
-func TestPrepare_ManyRequestsOneGPU(t *testing.T) {
-	b := newBed(t)
-	var results []resourceapi.DeviceRequestAllocationResult
-	for i := range 32 {
-		results = append(results, adminResult(fmt.Sprint("r", i), 0))
-	}
-	if got := mustPrepare(t, b.Preparer, claimOf("a", results...)); len(got) != 32 {
-		t.Errorf("got %d devices, want 32", len(got))
-	}
 }

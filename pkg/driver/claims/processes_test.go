@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,23 +28,6 @@ func (p *podProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error
 		found = append(found, p.pids[uid]...)
 	}
 	return found, p.err
-}
-
-// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process. What such a process
-// may use of a partition is not taken from it either.
-func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
-	b := newSimBed(t, "hgx-h100")
-	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
-	b.processes = seen
-	b.prepare("a", b.name(0, 19, 6))
-	b.Reconcile(t.Context(), &fakeAPI{})
-	b.want(list("0 19@6"), list("a"), nil)
-	if !slices.Contains(b.Partitions.Occupied(), b.name(0, 19, 6)) {
-		t.Error("the partition is not tainted")
-	}
-	delete(seen.pids, "pod-uid")
-	b.Recover(t.Context())
-	b.want(nil, nil, nil)
 }
 
 // The kubelet prepares a claim for its first pod; others that share it are found in the API server.
@@ -92,42 +76,18 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // some wait for ten seconds
-			b := newBed(t)
-			b.processes, b.api = test.processes, &fakeAPI{}
-			mustPrepare(t, b.Preparer, claim)
-			mustUnprepare(t, b.Preparer, claim)
-			want := []string{}
-			if test.kept {
-				want = list(line("a", 1))
-			}
-			equal(t, "records", want, onDisk(t, b.dir))
-			if test.kept {
-				if _, err := b.Named(testDriver).prepare(t.Context(), claimOn("b", 1), terms{}); err == nil {
-					t.Error("the GPU was given to another claim")
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.processes, b.api = test.processes, &fakeAPI{}
+				mustPrepare(t, b.Preparer, claim)
+				mustUnprepare(t, b.Preparer, claim)
+				b.wantKept("unprepared", test.kept)
+				if (b.Ledger.Record("a") != nil) != test.kept {
+					t.Errorf("records %v, want that of claim a: %t", onDisk(t, b.dir), test.kept)
 				}
-			}
+			})
 		})
 	}
-}
-
-// A claim that was prepared for one pod and shared by another stays until both have ended.
-func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
-	t.Parallel()
-	b := newBed(t)
-	seen := &podProcesses{pids: map[types.UID][]int{"second": {7}}}
-	b.processes = seen
-	claim := claimOn("a", 1)
-	mustPrepare(t, b.Preparer, claim)
-	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second"})
-	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
-	mustUnprepare(t, b.Preparer, claim)
-	if !slices.Contains(b.Partitions.Occupied(), gpuName(1)) {
-		t.Error("the GPU is not tainted while the second pod runs")
-	}
-	delete(seen.pids, "second")
-	b.Recover(t.Context())
-	b.wantOccupied()
 }
 
 // podsAlone are processes of pods where those of a claim cannot be seen.

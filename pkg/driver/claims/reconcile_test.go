@@ -100,15 +100,11 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 			b.hardware.node.GPUs = append(b.hardware.node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x80}, UUID: gpuUUID(1)})
 			b.hardware.node.Offers = append(b.hardware.node.Offers, b.hardware.node.Offers[0])
 		}},
-		"deallocated":               {claims: claimList(deallocated(prepared))},
-		"allocated to other GPUs":   {claims: claimList(claimOn("a", 1, 3))},
-		"allocated to another node": {claims: claimList(inPool(prepared, "node-2"))},
-		"allocated to fewer GPUs":   {claims: claimList(claimOn("a", 1))},
-		"allocated to another driver": {claims: func() []*resourceapi.ResourceClaim {
-			c := prepared.DeepCopy()
-			c.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
-			return claimList(c)
-		}()},
+		"deallocated":                 {claims: claimList(deallocated(prepared))},
+		"allocated to other GPUs":     {claims: claimList(claimOn("a", 1, 3))},
+		"allocated to another node":   {claims: claimList(inPool(prepared, "node-2"))},
+		"allocated to fewer GPUs":     {claims: claimList(claimOn("a", 1))},
+		"allocated to another driver": {claims: claimList(forDriver("other.example.com", prepared.DeepCopy()))},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -164,29 +160,16 @@ func TestReconcile_AdminAccessOnGPUInUse(t *testing.T) {
 	wantDisk(t, b, line("a", 1))
 }
 
-// racingAPI lets a test act between the read of a claim and what Reconcile does about it.
-type racingAPI struct {
-	fakeAPI
-	between func()
-}
-
-func (a *racingAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	c, err := a.fakeAPI.Claim(ctx, namespace, name)
-	if between := a.between; between != nil {
-		a.between = nil // once
-		between()
-	}
-	return c, err
-}
-
 func TestReconcile_ClaimChangedMeanwhile(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	api := &racingAPI{}
-	api.between = func() {
+	api := &fakeAPI{}
+	api.meanwhile = func(context.Context, string) error {
+		api.meanwhile = nil // once
 		mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		api.claims = claimList(claimOn("a", 1))
+		return nil
 	}
 	b.Reconcile(t.Context(), api)
 	wantDisk(t, b, line("a", 1))
@@ -244,30 +227,19 @@ func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := newBed(t)
 			mustPrepare(t, before.Preparer, claimOn("a", 1))
+			mustPrepare(t, before.Preparer, claimOn("good", 2))
 			spoil(t, before.dir, "a")
 			b := before.another()
 			b.disk.fail = fail
 			b.start()
+			mustPrepare(t, b.Preparer, claimOn("good", 2))
+			mustPrepare(t, b.Preparer, claimOn("next", 3))
 			b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
-			if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
-				t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))
-			}
+			wantRefused(t, b.Preparer, claimOn("b", 1), "4711")
+			b.disk.fail = nil
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		})
 	}
-}
-
-// stalledAPI is an API server that answers once, and then accepts requests without answering.
-type stalledAPI struct {
-	fakeAPI
-	asked int
-}
-
-func (a *stalledAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	if a.asked++; a.asked == 1 {
-		return a.fakeAPI.Claim(ctx, namespace, name)
-	}
-	<-ctx.Done()
-	return nil, ctx.Err()
 }
 
 // A claim is looked for again with its GPU locked, for which the kubelet's calls wait.
@@ -277,7 +249,14 @@ func TestReconcile_APIServerStalls(t *testing.T) {
 		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go b.Reconcile(ctx, &stalledAPI{})
+		asked := 0
+		go b.Reconcile(ctx, &fakeAPI{meanwhile: func(ctx context.Context, _ string) error { // answers once
+			if asked++; asked == 1 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}})
 		synctest.Wait()
 		start := time.Now()
 		mustUnprepare(t, b.Preparer, claimOn("a", 1))

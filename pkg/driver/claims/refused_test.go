@@ -80,6 +80,7 @@ func TestPrepare_PlaceTaken(t *testing.T) {
 	occupy(t, b.node, 0, 9, 4, 4)
 	_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 5)))
 	wantError(t, err, "INSUFFICIENT_RESOURCES")
+	b.want(list("0 9@4"), nil, nil)
 	must(t, b.node.Driver().SetQuirk(sim.QuirkFewerInstances, true))
 	if len(b.Partitions.refused.byGPU) > 0 {
 		t.Errorf("refused are %v, want none", b.Partitions.refused.byGPU)

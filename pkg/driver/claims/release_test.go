@@ -49,9 +49,7 @@ func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
 			b = b.restart()
 		} else {
 			b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
-			if err := b.tryPrepare("c", b.name(0, 19, 5)); err == nil {
-				t.Error("the place of a partition that is still there was given")
-			}
+			wantError(t, b.tryPrepare("c", b.name(0, 19, 5)), "ns/claim-a") // its partition is still there
 			b.Recover(t.Context())
 		}
 		b.want(list("0 19@3"), list("b"), list("b"))
@@ -178,9 +176,7 @@ func TestPrepare_RepeatedAndFails(t *testing.T) {
 	must(t, b.specs.RemoveClaim("a"))
 	b.specs.fail = os.ErrPermission
 	b.node.Calls().Reset()
-	if err := b.tryPrepare("a", b.name(0, 9, 4)); err == nil {
-		t.Error("the spec cannot be written: Prepare said success")
-	}
+	wantError(t, b.tryPrepare("a", b.name(0, 9, 4)))
 	if n := b.node.Calls().Of("nvmlGpuInstanceDestroy"); n > 0 {
 		t.Errorf("the spec cannot be written: %d instances of a running claim were destroyed", n)
 	}
@@ -210,10 +206,8 @@ func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	if len(b.notes) != 1 {
 		t.Errorf("got notes %v, want one about the corrupt record", b.notes)
 	}
-	b = b.restart() // before anybody has asked the API server
-	if err := b.tryPrepare("b", b.name(0, 19, 5)); err == nil {
-		t.Error("the place of a claim with a corrupt record was given")
-	}
+	b = b.restart()                                   // before anybody has asked the API server
+	wantError(t, b.tryPrepare("b", b.name(0, 19, 5))) // the partition of claim a lies there
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
 	equal(t, "devices", before, mustPrepare(t, b.Preparer, claim))

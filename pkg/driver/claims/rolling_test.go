@@ -5,12 +5,8 @@ package claims
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
-
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Two plugin processes serve one node concurrently during a rolling update.
@@ -69,14 +65,6 @@ func TestTwoProcesses_RecordsListed(t *testing.T) {
 	equal(t, "records were listed", []bool{true, false, true, false, true, true, true, false, true}, got)
 }
 
-func TestTwoProcesses_UnprepareUnseen(t *testing.T) {
-	older, newer := twoBeds(t)
-	mustPrepare(t, older.Preparer, claimOn("a", 1))
-	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
-	wantDisk(t, newer)
-	mustPrepare(t, older.Preparer, claimOn("b", 1))
-}
-
 func TestTwoProcesses_WaitForLock(t *testing.T) {
 	older, newer := twoBeds(t)
 	entered, proceed := older.blockOn(1)
@@ -105,9 +93,7 @@ func TestTwoProcesses_PrepareGaveUp(t *testing.T) {
 		t.Fatal("Prepare: want an error, the lock is held")
 	}
 	blocker.Release()
-	if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
-		t.Errorf("claim c got GPU %s, which claim a has", gpuName(0))
-	}
+	wantRefused(t, older.Preparer, claimOn("c", 0), "ns/claim-a (a)")
 	wantDisk(t, older, line("a", 0))
 }
 
@@ -118,13 +104,9 @@ func TestTwoProcesses_ResyncFailed(t *testing.T) {
 			older, newer := twoBeds(t)
 			mustPrepare(t, newer.Preparer, claimOn("a", 0))
 			older.disk.fail = failOp(op, syscall.EIO)
-			if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err == nil {
-				t.Errorf("claim b got GPU %s, which claim a has", gpuName(0))
-			}
+			wantRefused(t, older.Preparer, claimOn("b", 0))
 			older.disk.fail = nil
-			if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
-				t.Errorf("claim c got GPU %s, which claim a has", gpuName(0))
-			}
+			wantRefused(t, older.Preparer, claimOn("c", 0), "ns/claim-a (a)")
 			wantDisk(t, older, line("a", 0))
 		})
 	}
@@ -135,12 +117,7 @@ func TestTwoProcesses_RecordUnreadable(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOn("b", 1))
-	older.disk.fail = func(op, path string) error {
-		if op == "ReadFile" && filepath.Base(path) == "a.json" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	older.disk.fail = failAt("ReadFile", "/a.json", syscall.EIO)
 	wantRefused(t, older.Preparer, claimOn("c", 1), "ns/claim-b (b)")
 	mustUnprepare(t, newer.Preparer, claimOn("b", 1))
 	mustPrepare(t, older.Preparer, claimOn("c", 1))
@@ -161,14 +138,6 @@ func moved(t *testing.T) (older, newer *bed) {
 	return older, newer
 }
 
-func TestTwoProcesses_ClaimMoved(t *testing.T) {
-	older, _ := moved(t)
-	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
-		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
-	}
-	wantDisk(t, older, line("a", 1), line("b", 0))
-}
-
 func TestTwoProcesses_ReconcileMovedClaim(t *testing.T) {
 	older, _ := moved(t)
 	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
@@ -179,9 +148,7 @@ func TestTwoProcesses_UnprepareMovedClaim(t *testing.T) {
 	older, newer := moved(t)
 	mustUnprepare(t, older.Preparer, claimOn("a", 1))
 	wantDisk(t, older)
-	if _, err := newer.Prepare(t.Context(), claimOn("b", 1)); err != nil {
-		t.Errorf("GPU %s is refused after Unprepare: %v", gpuName(1), err)
-	}
+	mustPrepare(t, newer.Preparer, claimOn("b", 1))
 }
 
 // The claim was allocated anew without an Unprepare in between: its pod was deleted by force.
@@ -189,27 +156,10 @@ func TestTwoProcesses_AllocatedAnew(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOn("a", 1))
-	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
-		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
-	}
+	mustPrepare(t, older.Preparer, claimOn("b", 0)) // the claim has moved
 	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1), claimOn("b", 0))})
 	wantDisk(t, older, line("a", 1), line("b", 0))
-	if _, err := older.Prepare(t.Context(), claimOn("c", 1)); err == nil {
-		t.Errorf("claim c got GPU %s, which claim a has", gpuName(1))
-	}
-}
-
-func TestTwoProcesses_ReconcileUnprepared(t *testing.T) {
-	older, newer := twoBeds(t)
-	mustPrepare(t, older.Preparer, claimOn("a", 0))
-	mustUnprepare(t, newer.Preparer, claimOn("a", 0))
-	mustPrepare(t, newer.Preparer, claimOn("b", 0))
-	newer.hardware.pids[gpuName(0)] = []int{1}
-	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("b", 0))})
-	wantDisk(t, older, line("b", 0))
-	if got := slices.Collect(allHolders(older)); slices.Contains(got, types.UID("a")) {
-		t.Errorf("memory still knows %v, want claim a gone", got)
-	}
+	wantRefused(t, older.Preparer, claimOn("c", 1), "ns/claim-a (a)")
 }
 
 func TestTwoProcesses_CorruptRecord(t *testing.T) {

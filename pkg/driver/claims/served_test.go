@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -21,9 +20,8 @@ func (b *bed) serve(owner string, i int, uids ...types.UID) {
 	defer func(before string) { b.sharing.owner = before }(b.sharing.owner)
 	b.sharing.owner = owner
 	for _, uid := range uids {
-		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, b.hardware.node.GPUs[i].Whole(), b.hardware.node.GPUs[i].UUID, &b.hardware.node.Offers[i], nil); err != nil {
-			b.t.Fatal(err)
-		}
+		_, _, err := b.sharing.StartMPS(b.t.Context(), uid, b.hardware.node.GPUs[i].Whole(), b.hardware.node.GPUs[i].UUID, &b.hardware.node.Offers[i], nil)
+		must(b.t, err)
 	}
 }
 
@@ -58,11 +56,10 @@ func TestReconcile_ServedByNobody(t *testing.T) {
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.serve("gpu.nvidia.com", 0, "alive", "gone", "deallocated")
 	b.serve("", 1, "earlier-alive", "earlier-gone")
-	api := &fakeAPI{claims: []*resourceapi.ResourceClaim{
-		b.claim("a", mpsOf(0, 10, 10)), b.claim("alive", mpsOf(0, 10, 10)), b.claim("deallocated", mpsOf(0, 10, 10)), b.claim("earlier-alive", mpsOf(1, 10, 10)),
-	}}
-	api.claims[2].Status.Allocation = nil
-	api.err = errDown
+	api := &fakeAPI{err: errDown, claims: claimList(
+		b.claim("a", mpsOf(0, 10, 10)), b.claim("alive", mpsOf(0, 10, 10)), deallocated(b.claim("deallocated", mpsOf(0, 10, 10))),
+		b.claim("earlier-alive", mpsOf(1, 10, 10)),
+	)}
 	b.Reconcile(t.Context(), api)
 	all := []string{"record a", "spec a", "mps 0 a", "mps 0 alive", "mps 1 earlier-alive"}
 	b.want(append(all, "mps 0 gone", "mps 0 deallocated", "mps 1 earlier-gone")...)
@@ -71,25 +68,22 @@ func TestReconcile_ServedByNobody(t *testing.T) {
 	b.want(all...)
 }
 
-// listsSlowly is an API server whose lists of all claims take long.
-type listsSlowly struct{ *fakeAPI }
-
-func (a listsSlowly) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
-	select {
-	case <-time.After(time.Minute):
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	return a.fakeAPI.ClaimByUID(ctx, uid)
-}
-
 // All claims of the cluster are listed without the lock of the GPU, for which the kubelet's calls wait.
 func TestReconcile_ServedByNobodyHoldsNoLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
 		b.serve("gpu.nvidia.com", 0, "deallocated", "gone")
-		api := listsSlowly{&fakeAPI{claims: []*resourceapi.ResourceClaim{b.claim("deallocated", mpsOf(0, 10, 10))}}}
-		api.claims[0].Status.Allocation = nil
+		api := &fakeAPI{claims: claimList(deallocated(b.claim("deallocated", mpsOf(0, 10, 10))))}
+		api.meanwhile = func(ctx context.Context, method string) error {
+			if method != "ClaimByUID" {
+				return nil
+			}
+			select {
+			case <-time.After(time.Minute):
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
 		done := make(chan struct{})
 		go func() { defer close(done); b.Reconcile(t.Context(), api) }()
 		for reconciled := false; !reconciled; {

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -39,37 +37,10 @@ func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
 		must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 		occupy(t, b.node, 0, 14, 2, 2)
 		must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
-		if err := b.tryPrepare("a", b.name(0)); err == nil {
-			t.Errorf("%s fails: the whole GPU was given", call)
-		}
+		wantError(t, b.tryPrepare("a", b.name(0)))
 		must(t, b.node.Faults().Clear(-1))
 		b.want(list("0 14@2"), nil, nil)
 	}
-}
-
-// Where the driver looks for clients only when the first GPU instance is created, that is where they are waited for.
-func TestPrepare_FirstPartitionInUse(t *testing.T) {
-	open := func(t *testing.T) *simBed {
-		t.Helper()
-		b := newSimBed(t, "hgx-h100")
-		must(t, b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true))
-		must(t, b.node.Clients().Add(0, monitor))
-		return b
-	}
-	t.Run("until the client ends", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := open(t)
-			b.monitorEnds()
-			b.prepare("a", b.name(0, 19, 6), b.name(0, 19, 5))
-			b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
-		})
-	})
-	t.Run("not longer than the kubelet waits", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := open(t)
-			b.givesUp(b.name(0, 19, 6))
-		})
-	})
 }
 
 // sessionsOf is a driver whose sessions a test ends.
@@ -178,21 +149,12 @@ func TestDriverSession_PartitionWithWitness(t *testing.T) {
 
 func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	b, s := newSessionBed(t)
-	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Capabilities{})
-	node.Offers[0].Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
-	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
-	if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
-		t.Fatal(p)
-	}
+	b.lay(cutInto(place(19, 5, 1), place(19, 6, 1)))
 	b = b.release(s, func() {
 		must(t, b.node.Hardware().ForceRemake(0))
 	})
-	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
-	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
 	for range 2 {
-		if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
-			t.Fatal(p)
-		}
+		b.lay(cutInto(place(19, 6, 1))) // the other place is no longer in the policy
 		b.want(list("0 19@5", "0 19@6"), nil, nil)
 	}
 }
@@ -255,12 +217,7 @@ func TestEndSession_Fails(t *testing.T) {
 	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); !errors.Is(err, s.endErr) {
 		t.Errorf("EndSession = %v, want %v", err, s.endErr)
 	}
-	s.endErr, b.disk.fail = nil, func(op, _ string) error {
-		if op == "WriteFile" {
-			return errors.New("no space")
-		}
-		return nil
-	}
+	s.endErr, b.disk.fail = nil, failOp("WriteFile", errors.New("no space"))
 	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); err == nil || s.session != "1" {
 		t.Errorf("EndSession = %v in session %s, want an error and the session to go on", err, s.session)
 	}

@@ -48,7 +48,12 @@ func wholeOf(i int) part { return part{result: result("gpu", i)} }
 
 // aloneAt is the whole i-th GPU, with an interval of its time slices by NVIDIA's parameters.
 func aloneAt(i int, interval string) part {
-	return part{result: result("gpu", i), interval: interval, alone: `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`}
+	return part{result: result("gpu", i), interval: interval, alone: slicingAt(interval)}
+}
+
+// slicingAt is sharing in time with an interval, as NVIDIA's parameters say it.
+func slicingAt(interval string) string {
+	return `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`
 }
 
 // aloneMPS is the whole i-th GPU with an MPS server, by NVIDIA's parameters with these members.
@@ -80,19 +85,25 @@ func shareResult(request string, i int, kind gpu.Share, amounts ...string) resou
 // claimFor is an allocated and reserved claim. Each part has a share ID of its own, as the scheduler gives it.
 func claimFor(uid types.UID, parts ...part) *resourceapi.ResourceClaim {
 	claim := claimOf(uid)
+	devices := &claim.Status.Allocation.Devices
 	for i, p := range parts {
 		if p.result.ShareID != nil {
 			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
 			p.result.ShareID = &id
 		}
-		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, p.result)
-		if p.alone != "" {
-			claim.Status.Allocation.Devices.Config = append(claim.Status.Allocation.Devices.Config,
-				opaque(testDriver, resourceapi.AllocationConfigSourceClaim, nvidiaConfig("GpuConfig", p.alone), p.result.Request))
-		} else if p.interval != "" {
-			claim.Status.Allocation.Devices.Config = append(claim.Status.Allocation.Devices.Config,
-				opaque(testDriver, resourceapi.AllocationConfigSourceClaim, shareConfig(`"timeSlice":{"interval":"`+p.interval+`"}`), p.result.Request))
+		devices.Results = append(devices.Results, p.result)
+		var config string
+		switch {
+		case p.alone != "" && strings.Contains(p.result.Device, "-mig-"):
+			config = nvidiaConfig("MigDeviceConfig", p.alone)
+		case p.alone != "":
+			config = nvidiaConfig("GpuConfig", p.alone)
+		case p.interval != "":
+			config = shareConfig(`"timeSlice":{"interval":"` + p.interval + `"}`)
+		default:
+			continue
 		}
+		devices.Config = append(devices.Config, opaque(testDriver, fromClaim, config, p.result.Request))
 	}
 	return claim
 }

@@ -32,6 +32,10 @@ func TestShares_ServerDoesNotStop(t *testing.T) {
 		b.sharing.err = func(what string) error {
 			return errors.Join(failing("before StopMPS "+gpuName(0)+" a", errDown)(what), failing("before RetainMPS", errDown)(what))
 		}
+		b.specs.err = failing("before RemoveClaim", errDown)
+		wantError(t, b.Unprepare(t.Context(), refOf(claimOf("a"))), errDown.Error())
+		b.want("record a", "spec a", "mps 0 a")
+		b.specs.err = nil
 		b.unprepare("a")
 		b.want("record a releasing", "mps 0 a")
 		if changes != 1 {
@@ -98,23 +102,6 @@ func TestShares_ServerAndSpecLost(t *testing.T) {
 	b.want("record a") // its pods may still run: it keeps what it has until it is unprepared
 }
 
-func TestShares_ServersAfterRestart(t *testing.T) {
-	b := newBed(t)
-	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10).of("second"))
-	b.prepare("b", mpsOf(0, 10, 10))
-	b.prepare("c", sliceOf(2, 10))
-	whole := b.state()
-	for i, uid := range []types.UID{"gone", "gone", "gone", "gone"} { // killed before they were on record
-		if _, _, err := b.sharing.StartMPS(t.Context(), uid, b.hardware.node.GPUs[i].Whole(), b.hardware.node.GPUs[i].UUID, &b.hardware.node.Offers[i], nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b = b.restart()
-	b.want(whole...)
-	want := map[string][]types.UID{gpuName(0): {"a", "b"}, gpuName(1): {"a"}, gpuName(2): nil, gpuName(3): nil}
-	equal(t, "claims that servers keep", want, b.sharing.retained)
-}
-
 func TestShares_IntervalsRestored(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.prepare("a", sliceOf(0, 10).at("Long"))
@@ -169,40 +156,34 @@ func TestUnprepare_SharesWithoutHardware(t *testing.T) {
 }
 
 func TestReconcile_SharesOfGoneClaim(t *testing.T) {
-	type claim struct {
-		uid  types.UID
-		part part
-	}
 	tests := map[string]struct {
-		gone []claim
-		stay []claim
-		busy bool // processes are on the GPU
-		kept bool
+		part   part
+		shared bool // by another claim, which stays
+		busy   bool // processes are on the GPU
+		kept   bool
 	}{
-		"time slice, alone":                     {gone: []claim{{"a", sliceOf(0, 10).at("Long")}}},
-		"time slice, alone, processes":          {gone: []claim{{"a", sliceOf(0, 10).at("Long")}}, busy: true, kept: true},
-		"time slice, shared":                    {gone: []claim{{"a", sliceOf(0, 10)}}, stay: []claim{{"b", sliceOf(0, 10)}}},
-		"time slice, shared, processes":         {gone: []claim{{"a", sliceOf(0, 10)}}, stay: []claim{{"b", sliceOf(0, 10)}}, busy: true},
-		"MPS, alone":                            {gone: []claim{{"a", mpsOf(0, 10, 10)}}},
-		"MPS, alone, its server is on the GPU":  {gone: []claim{{"a", mpsOf(0, 10, 10)}}, busy: true},
-		"MPS, shared, its server is on the GPU": {gone: []claim{{"a", mpsOf(0, 10, 10)}}, stay: []claim{{"b", mpsOf(0, 10, 10)}}, busy: true},
-		"alone in time":                         {gone: []claim{{"a", aloneAt(0, "Long")}}},
-		"alone in time, processes":              {gone: []claim{{"a", aloneAt(0, "Long")}}, busy: true, kept: true},
-		"alone by MPS":                          {gone: []claim{{"a", aloneMPS(0, "")}}},
-		"alone by MPS, its server is there":     {gone: []claim{{"a", aloneMPS(0, "")}}, busy: true},
+		"time slice, alone":                     {part: sliceOf(0, 10).at("Long")},
+		"time slice, alone, processes":          {part: sliceOf(0, 10).at("Long"), busy: true, kept: true},
+		"time slice, shared":                    {part: sliceOf(0, 10), shared: true},
+		"time slice, shared, processes":         {part: sliceOf(0, 10), shared: true, busy: true},
+		"MPS, alone":                            {part: mpsOf(0, 10, 10)},
+		"MPS, alone, its server is on the GPU":  {part: mpsOf(0, 10, 10), busy: true},
+		"MPS, shared, its server is on the GPU": {part: mpsOf(0, 10, 10), shared: true, busy: true},
+		"alone in time":                         {part: aloneAt(0, "Long")},
+		"alone in time, processes":              {part: aloneAt(0, "Long"), busy: true, kept: true},
+		"alone by MPS":                          {part: aloneMPS(0, "")},
+		"alone by MPS, its server is there":     {part: aloneMPS(0, ""), busy: true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newCompatibleBed(t)
 			api := &fakeAPI{}
-			for _, c := range tt.stay {
-				b.prepare(c.uid, c.part)
-				api.claims = append(api.claims, b.claim(c.uid, c.part))
+			if tt.shared {
+				b.prepare("b", tt.part)
+				api.claims = claimList(b.claim("b", tt.part))
 			}
 			left := b.state()
-			for _, c := range tt.gone {
-				b.prepare(c.uid, c.part)
-			}
+			b.prepare("a", tt.part)
 			if tt.kept {
 				left = b.state()
 			}
@@ -285,18 +266,6 @@ func TestReconcile_CorruptRecordOfShare(t *testing.T) {
 			b.want(alongside...)
 		})
 	}
-}
-
-func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
-	b := newBed(t)
-	b.prepare("b", mpsOf(0, 10, 10))
-	left := b.state()
-	b.prepare("a", mpsOf(0, 10, 10))
-	spoil(t, b.dir, "a")
-	b = b.restart()
-	b.unprepare("a")
-	b.Recover(t.Context())
-	b.want(left...)
 }
 
 func TestTwoProcesses_Shares(t *testing.T) {

@@ -37,8 +37,6 @@ type sharingDir struct {
 
 	mu    sync.Mutex
 	calls []string
-	// retained are the claims of the last RetainMPS of each GPU.
-	retained map[string][]types.UID
 }
 
 func (s *sharingDir) change(call string, do func() error) error {
@@ -104,11 +102,9 @@ func (s *sharingDir) RetainMPS(_ context.Context, gpuDevice string, uids []types
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.calls = append(s.calls, call)
-		s.retain(gpuDevice, uids)
 		return hook(nil, s.err, "before "+call)
 	}
 	return s.change(call, func() error {
-		s.retain(gpuDevice, uids)
 		for _, uid := range others {
 			if err := os.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid))); err != nil {
 				return err
@@ -116,13 +112,6 @@ func (s *sharingDir) RetainMPS(_ context.Context, gpuDevice string, uids []types
 		}
 		return nil
 	})
-}
-
-func (s *sharingDir) retain(gpuDevice string, uids []types.UID) {
-	if s.retained == nil {
-		s.retained = map[string][]types.UID{}
-	}
-	s.retained[gpuDevice] = uids
 }
 
 // served lists the claims that a GPU's server serves.

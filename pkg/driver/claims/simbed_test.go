@@ -27,16 +27,41 @@ import (
 
 // specDir is a CDI that keeps the specs of claims as files, one line for each partition or share.
 type specDir struct {
-	fakeCDI
 	dir string
+	// ensure resolves ids; nil to resolve all.
+	ensure func(ids []string) error
 	// step is called for each change before and after it; nil for none. fail refuses changes, and err is asked at each step.
 	step func(what string)
 	fail error
 	err  func(what string) error
 }
 
-// under is for claims of whatever driver name.
-func (s *specDir) under(string) SpecRemover { return s }
+// under has the specs of claims of a driver name.
+func (s *specDir) under(driver string) SpecRemover { return s.of(driver) }
+
+func (s *specDir) of(driver string) *specDir {
+	if driver == filepath.Base(s.dir) {
+		return s
+	}
+	other := &specDir{dir: filepath.Join(filepath.Dir(s.dir), driver)}
+	_ = os.MkdirAll(other.dir, 0o700)
+	return other
+}
+
+func (s *specDir) PartitionsID(device string) string { return s.DeviceID(device) + "-mig" }
+
+func (s *specDir) DeviceID(device string) string { return testDriver + "/gpu=" + device }
+
+func (s *specDir) ClaimID(uid types.UID, d *records.Device) string {
+	return testDriver + "/claim=" + string(uid) + "-" + d.Device
+}
+
+func (s *specDir) Ensure(_ context.Context, ids []string) error {
+	if s.ensure == nil {
+		return nil
+	}
+	return s.ensure(ids)
+}
 
 func (s *specDir) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
 
@@ -190,37 +215,26 @@ func (b *simBed) name(i int, mig ...int) string {
 // deviceClaim is allocated and reserved and has the named devices; a shared one with a share ID and the interval, if any,
 // that its name ends in; a whole GPU with the interval, or the MPS server, that it is to have for the claim alone.
 func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
-	claim := claimOf(uid)
-	allocation := &claim.Status.Allocation.Devices
+	var parts []part
 	for i, d := range devices {
 		name, wish, _ := strings.Cut(d, "!")
-		r := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testPool, Device: name}
-		shared := strings.HasSuffix(name, string(gpu.TimeSlice)) || strings.HasSuffix(name, string(gpu.MPS))
+		p := part{result: deviceResult("r", name)}
 		switch isAdmin := wish == "admin"; {
 		case isAdmin:
-			r.AdminAccess = &isAdmin
-		case shared:
-			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
-			r.ShareID = &id
-			r.Request = fmt.Sprintf("share-%d%s", i, wish) // a request of its own: one may not have MPS shares of two GPUs
-			if wish != "" {
-				allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{"interval":"`+wish+`"}`), r.Request))
-			}
+			p.result.AdminAccess = &isAdmin
+		case strings.HasSuffix(name, string(gpu.TimeSlice)) || strings.HasSuffix(name, string(gpu.MPS)):
+			p.result.ShareID = new(types.UID)
+			p.result.Request = fmt.Sprintf("share-%d%s", i, wish) // a request of its own: one may not have MPS shares of two GPUs
+			p.interval = wish
 		case wish != "":
-			r.Request = fmt.Sprintf("alone-%d", i)
-			sharing := plainMPS
-			if wish != "mps" {
-				sharing = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + wish + `"}}`
+			p.result.Request = fmt.Sprintf("alone-%d", i)
+			if p.alone = plainMPS; wish != "mps" {
+				p.alone = slicingAt(wish)
 			}
-			kind := "GpuConfig"
-			if strings.Contains(name, "-mig-") {
-				kind = "MigDeviceConfig"
-			}
-			allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, nvidiaConfig(kind, sharing), r.Request))
 		}
-		allocation.Results = append(allocation.Results, r)
+		parts = append(parts, p)
 	}
-	return claim
+	return claimFor(uid, parts...)
 }
 
 // baseName is the device of a name with a wish.
@@ -303,7 +317,7 @@ func (p *plugin) files(dir string) []string {
 func (b *simBed) want(instances, claims, specs []string) {
 	b.t.Helper()
 	for what, pair := range map[string][2][]string{
-		"instances": {instances, b.instances()}, "records": {claims, b.files("claims")}, "specs": {specs, b.files("specs")},
+		"instances": {instances, b.instances()}, "records": {claims, b.files("claims")}, "specs": {specs, b.files("specs/" + b.Ledger.id.Driver)},
 	} {
 		want, got := slices.Clone(pair[0]), pair[1]
 		slices.Sort(want)

@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -31,27 +32,13 @@ func TestPrepare_RunningPodKeepsRecord(t *testing.T) {
 		if again {
 			_, err := b.node.Faults().Inject(sim.Fault{GPU: 1, Call: "nvmlDeviceCreateGpuInstanceWithPlacement", Code: sim.CodeUnknown})
 			must(t, err)
-			if _, err := b.Prepare(t.Context(), claim); err == nil {
-				t.Fatal("Prepare said success")
-			}
+			wantRefused(t, b.Preparer, claim)
 		}
 		// The pod is deleted by force; the kubelet unprepares the claim while the container is still ending.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_ = b.Unprepare(ctx, refOf(claim))
-		if err := b.tryPrepare("b", b.name(0)); err == nil {
-			t.Errorf("prepared again %t: a second tenant has the GPU while process 4711 of the first pod runs on it", again)
-		}
-	}
-}
-
-// unreadableFile fails reads of one file.
-func unreadableFile(path string, err error) func(op, path string) error {
-	return func(op, at string) error {
-		if op == "ReadFile" && at == path {
-			return err
-		}
-		return nil
+		wantError(t, b.tryPrepare("b", b.name(0)), "ns/claim-a") // process 4711 of the first pod runs on it
 	}
 }
 
@@ -63,43 +50,37 @@ func TestLoad_RecordUnreadable(t *testing.T) {
 		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		b.die()
 		again := b.another()
-		again.disk.fail = unreadableFile(recordPath(b.dir, "a"), cause)
+		again.disk.fail = failAt("ReadFile", recordPath(b.dir, "a"), cause)
 		again.processes = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}
 		again.start()
 		again.disk.fail = nil // also if it was for a moment only
-		if !exists(t, copyPath(b.dir, "a")) {
-			t.Errorf("%v: the copy, which is good, was deleted", cause)
-		}
+		_, err := os.Stat(copyPath(b.dir, "a"))
+		must(t, err) // it is good
 		again.Reconcile(t.Context(), &fakeAPI{})
-		if _, err := again.Prepare(t.Context(), claimOn("b", 1)); err == nil {
-			t.Errorf("%v: a second tenant has the GPU while process 4711 of the first pod runs", cause)
-		}
+		wantRefused(t, again.Preparer, claimOn("b", 1)) // process 4711 of the first pod runs
 	}
 }
 
 // The same for a layout: its partitions stay Cleave's, and go with the policy.
 func TestLoad_LayoutUnreadable(t *testing.T) {
 	for _, cause := range []error{nil, syscall.EIO} { // nil is the control: it passes
-		t.Run(fmt.Sprint(cause), func(t *testing.T) { unreadableLayout(t, cause) })
+		t.Run(fmt.Sprint(cause), func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			b.lay(balanced)
+			b.die()
+			p, o := openPlugin(t, b.dir)
+			again := &simBed{plugin: p, node: b.node, session: b.session, offers: b.offers}
+			again.Preparer = New(o)
+			p.disk.fail = failAt("ReadFile", b.dir+"/layouts/"+b.name(0)+".json", cause)
+			again.load()
+			again.SetHardware(offeredHardware{again.session, again.offers}, again.specs)
+			again.Recover(t.Context())
+			again.keep()
+			p.disk.fail = nil
+			again.lay(nil)
+			again.want(nil, nil, nil)
+		})
 	}
-}
-
-func unreadableLayout(t *testing.T, cause error) {
-	t.Helper()
-	b := newSimBed(t, "hgx-h100")
-	b.lay(balanced)
-	b.die()
-	p, o := openPlugin(t, b.dir)
-	again := &simBed{plugin: p, node: b.node, session: b.session, offers: b.offers}
-	again.Preparer = New(o)
-	p.disk.fail = unreadableFile(b.dir+"/layouts/"+b.name(0)+".json", cause)
-	again.load()
-	again.SetHardware(offeredHardware{again.session, again.offers}, again.specs)
-	again.Recover(t.Context())
-	again.keep()
-	p.disk.fail = nil
-	again.lay(nil)
-	again.want(nil, nil, nil)
 }
 
 // A claim is released in part, and the API server still has it allocated: its devices stay published, and are nobody else's, until
@@ -111,9 +92,7 @@ func TestUnprepare_PartlyIsAllocated(t *testing.T) {
 	mustPrepare(t, b.Preparer, claim)
 	d := b.Ledger.Record("a").Devices[1]
 	must(t, b.node.Clients().Add(1, sim.Client{PID: 4711, Name: "train", GPUInstance: d.Partition.GI, ComputeInstance: *d.Partition.CI}))
-	if err := b.Unprepare(t.Context(), refOf(claim)); err == nil {
-		t.Fatal("Unprepare said success")
-	}
+	wantError(t, b.Unprepare(t.Context(), refOf(claim)), "4711")
 	must(t, follower.List(t.Context()))
 	_, err := follower.Follow(t.Context(), time.Now())
 	must(t, err)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,11 +41,6 @@ func (x *truth) give(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// somePick draws one to three of the four GPUs, in any order.
-func somePick(r *rand.Rand) []int {
-	return r.Perm(4)[:1+r.IntN(3)]
-}
-
 // churn prepares and unprepares claims from many goroutines on any of the engines.
 func churn(t *testing.T, engines []*bed, rounds int) (prepared int) {
 	t.Helper()
@@ -62,7 +56,7 @@ func churn(t *testing.T, engines []*bed, rounds int) (prepared int) {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(1, uint64(worker)))
 			for round := range rounds {
-				claim := claimOn(types.UID(fmt.Sprintf("w%d-%d", worker, round)), somePick(r)...)
+				claim := claimOn(types.UID(fmt.Sprintf("w%d-%d", worker, round)), r.Perm(4)[:1+r.IntN(3)]...)
 				e := engines[r.IntN(len(engines))]
 				if _, err := e.Prepare(context.Background(), claim); err != nil {
 					if !strings.Contains(err.Error(), "is allocated to claim") {
@@ -106,7 +100,7 @@ func TestPrepare_Churn(t *testing.T) {
 			for i, e := range engines { // nothing stayed behind in memory either
 				mustPrepare(t, e.Preparer, claimOn("last", 0, 1, 2, 3))
 				mustUnprepare(t, e.Preparer, claimOn("last", 0, 1, 2, 3))
-				if got := slices.Collect(allHolders(e)); len(got) != 0 {
+				if got := e.Ledger.Records(); len(got) != 0 {
 					t.Errorf("process %d still knows claims %v", i, got)
 				}
 			}

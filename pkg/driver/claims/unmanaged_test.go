@@ -5,14 +5,14 @@ package claims
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -41,9 +41,7 @@ func TestUnmanagedPartition_Refused(t *testing.T) {
 	}
 	check("after the start")
 	for _, device := range overlapping(b, 0, gpu.Placement{Start: 2, Size: 2}) {
-		if err := b.tryPrepare("a", device); err == nil {
-			t.Errorf("%s was given though an unmanaged partition is there", device)
-		}
+		wantError(t, b.tryPrepare("a", device))
 		b.unprepare("a")
 	}
 	check("after Prepare and Unprepare of what it occupies")
@@ -73,37 +71,19 @@ func TestUnmanagedPartition_Gone(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 0))
 }
 
-// An unmanaged partition that was created since the last look is met only when ours is created.
+// An unmanaged partition that was created since the last look is met only when ours is created, and the plugin dies meanwhile.
 func TestUnmanagedPartition_NotSeenYet(t *testing.T) {
-	t.Run("refused", func(t *testing.T) {
-		b := newSimBed(t, "hgx-h100")
-		occupy(t, b.node, 0, 19, 6, 1)
-		if err := b.tryPrepare("a", b.name(0, 19, 6)); !errors.Is(err, gpu.ErrInsufficientResources) {
-			t.Errorf("got %v, want insufficient resources", err)
-		}
-		b.want(list("0 19@6"), nil, nil)
-	})
-	t.Run("killed meanwhile", func(t *testing.T) {
-		b := newSimBed(t, "hgx-h100")
-		b.prepare("a", b.name(0, 19, 6))
-		b.unprepare("a")
-		occupy(t, b.node, 0, 19, 6, 1)
-		// The plugin dies once its intent is written: nothing can be removed any more.
-		b.disk.fail = func(op, path string) error {
-			if op == "Remove" && strings.Contains(path, "claims") {
-				return os.ErrPermission
-			}
-			return nil
-		}
-		if err := b.tryPrepare("a", b.name(0, 19, 6)); err == nil {
-			t.Error("Prepare said success")
-		}
-		b.disk.fail = nil
-		b = b.restart()
-		b.Reconcile(t.Context(), &fakeAPI{})
-		b.Recover(t.Context())
-		b.want(list("0 19@6"), nil, nil)
-	})
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 19, 6))
+	b.unprepare("a")
+	occupy(t, b.node, 0, 19, 6, 1)
+	b.disk.fail = failOp("Remove", os.ErrPermission) // it dies once its intent is written: nothing can be removed any more
+	wantError(t, b.tryPrepare("a", b.name(0, 19, 6)))
+	b.disk.fail = nil
+	b = b.restart()
+	b.Reconcile(t.Context(), &fakeAPI{})
+	b.Recover(t.Context())
+	b.want(list("0 19@6"), nil, nil)
 }
 
 func TestAdminAccess_Partition(t *testing.T) {
@@ -129,47 +109,75 @@ func TestAdminAccess_RecordNotWritten(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4))
 	b.disk.fail = failOp("WriteFile", os.ErrPermission)
-	if err := b.tryPrepare("watch", admin(b.name(0, 9, 4))); err == nil {
-		t.Fatal("Prepare said success")
-	}
+	wantError(t, b.tryPrepare("watch", admin(b.name(0, 9, 4))))
 	b.want(list("0 9@4"), list("a"), list("a"))
 }
 
 func TestPrepare_SpecMissing(t *testing.T) {
-	steps := map[string]func(b *simBed, claims map[string]string) *simBed{
-		"at Prepare": func(b *simBed, claims map[string]string) *simBed {
-			b.prepare("a", claims["a"])
-			b.prepare("watch", claims["watch"])
-			return b
-		},
-		"at Recover": func(b *simBed, _ map[string]string) *simBed {
-			b.Recover(b.t.Context())
-			return b
-		},
-		"at a restart": func(b *simBed, _ map[string]string) *simBed { return b.restart() },
+	prepare := func(b *simBed) *simBed {
+		b.prepare("a", b.name(0, 9, 4))
+		b.prepare("watch", admin(b.name(0, 9, 4)))
+		return b
 	}
-	for name, step := range steps {
+	for name, step := range map[string]func(b *simBed) *simBed{
+		"at Prepare":   prepare,
+		"at Recover":   func(b *simBed) *simBed { b.Recover(b.t.Context()); return b },
+		"at a restart": func(b *simBed) *simBed { return b.restart() },
+	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSimBed(t, "hgx-h100")
-			claims := map[string]string{"a": b.name(0, 9, 4), "watch": admin(b.name(0, 9, 4))}
-			b.prepare("a", claims["a"])
-			b.prepare("watch", claims["watch"])
-			want := map[string]string{}
-			for _, uid := range []string{"a", "watch"} {
-				path := filepath.Join(b.specs.dir, uid)
-				data, err := os.ReadFile(path)
-				must(t, err)
+			b := prepare(newSimBed(t, "hgx-h100"))
+			want := map[types.UID]string{}
+			for _, uid := range []types.UID{"a", "watch"} {
+				data, err := os.ReadFile(b.specs.path(uid))
+				must(t, errors.Join(err, b.specs.RemoveClaim(uid)))
 				want[uid] = string(data)
-				must(t, os.Remove(path))
 			}
-			b = step(b, claims)
-			for _, uid := range []string{"a", "watch"} {
-				data, _ := os.ReadFile(filepath.Join(b.specs.dir, uid))
-				if diff := cmp.Diff(want[uid], string(data)); diff != "" {
-					t.Errorf("spec of claim %s (-before +after):\n%s", uid, diff)
-				}
+			b = step(b)
+			for _, uid := range []types.UID{"a", "watch"} {
+				data, err := os.ReadFile(b.specs.path(uid))
+				must(t, err)
+				equal(t, "spec of claim "+string(uid), want[uid], string(data))
 			}
 			b.want(list("0 9@4"), list("a", "watch"), list("a", "watch"))
 		})
 	}
+}
+
+// In mode existing, an unmanaged partition is allocated as it is, and outlives the claim.
+func TestPrepare_ExistingPartition(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	gi := occupy(t, b.node, 0, 19, 6, 1)
+	device := b.name(0, 19, 6)
+	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1), place(20, 6, 1)}})
+
+	// A GPU instance without a compute instance is of no use to anybody.
+	compute, err := gi.ComputeInstanceByID(0)
+	must(t, err)
+	must(t, compute.Destroy())
+	b.Partitions.FindUnmanaged(t.Context())
+	if got := b.Partitions.Existing(); len(got) != 0 || !slices.Contains(b.Partitions.Occupied(), device) {
+		t.Errorf("half made: got %v offered, want none and %s occupied", got, device)
+	}
+	if _, err := gi.CreateComputeInstance(0); err != nil {
+		t.Fatal(err)
+	}
+	b.Partitions.FindUnmanaged(t.Context())
+	offered := b.Partitions.Existing()
+	if len(offered) != 1 || offered[0].Device != device || offered[0].UUID == "" {
+		t.Fatalf("got %v offered, want %s with its UUID", offered, device)
+	}
+	b.wantOccupied(b.name(0), b.name(0, 20, 6))
+
+	got := b.prepare("a", device)
+	equal(t, "UUID", offered[0].UUID, got[0].Partition.UUID)
+	if b.tryPrepare("b", device) == nil {
+		t.Error("a second claim got the same partition")
+	}
+	b.Recover(t.Context())
+	b.want(list("0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.want(list("0 19@6"), nil, nil)
+	b.prepare("b", device)
+	b.unprepare("b")
+	b.want(list("0 19@6"), nil, nil)
 }

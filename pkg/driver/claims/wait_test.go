@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,35 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
-
-func TestBlockedError_Passes(t *testing.T) {
-	record := func(uid types.UID) *records.Record { return &records.Record{Claim: records.Claim{UID: uid}} }
-	exclusive := blockedBy([]*records.Record{record("a"), record("b")}, errors.New("refused"))
-	amounts := &blockedError{over: 30, by: []blocker{{record("a"), 20}, {record("b"), 40}, {record("c"), 10}}}
-	for name, tt := range map[string]struct {
-		blocked *blockedError
-		leaving []types.UID
-		want    bool
-	}{
-		"exclusive, none leaves": {exclusive, nil, false},
-		"exclusive, one leaves":  {exclusive, []types.UID{"a"}, false},
-		"exclusive, all leave":   {exclusive, []types.UID{"a", "b"}, true},
-		"amounts, none leaves":   {amounts, nil, false},
-		"amounts, too little":    {amounts, []types.UID{"a"}, false},
-		"amounts, just enough":   {amounts, []types.UID{"a", "c"}, true},
-		"amounts, one is enough": {amounts, []types.UID{"b"}, true},
-		"amounts, another claim": {amounts, []types.UID{"z"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			leaving := func(uid types.UID) bool { return slices.Contains(tt.leaving, uid) }
-			if got := tt.blocked.passes(leaving); got != tt.want {
-				t.Errorf("passes: got %t, want %t", got, tt.want)
-			}
-		})
-	}
-}
 
 // after runs something at a time of the test's own clock; wait returns once it has run.
 func after(d time.Duration, run func()) (wait func()) {
@@ -225,22 +196,22 @@ func TestPrepare_SharesLeave(t *testing.T) {
 	share := func(uid types.UID, memory string) *resourceapi.ResourceClaim {
 		return claimOf(uid, shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory="+memory))
 	}
-	next := share("next", "50Gi")
+	next := share("next", "55Gi")
 	for name, tt := range map[string]struct {
 		left []*resourceapi.ResourceClaim
 		took time.Duration
 		ok   bool
 	}{
-		"enough leaves":   {claimList(share("b", "20Gi")), time.Second, true},
-		"too little does": {claimList(share("a", "40Gi")), 0, false},
+		"just enough leaves": {claimList(share("b", "25Gi")), time.Second, true},
+		"too little does":    {claimList(share("a", "30Gi")), 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
 				b.api = &fakeAPI{claims: append(claimList(next), tt.left...)}
-				mustPrepare(t, b.Preparer, share("a", "40Gi"))
-				mustPrepare(t, b.Preparer, share("b", "20Gi"))
-				defer after(time.Second, func() { mustUnprepare(t, b.Preparer, share("a", "40Gi")) })()
+				mustPrepare(t, b.Preparer, share("a", "30Gi"))
+				mustPrepare(t, b.Preparer, share("b", "25Gi"))
+				defer after(time.Second, func() { mustUnprepare(t, b.Preparer, share("a", "30Gi")) })()
 				took, err := prepareIn(t, b.Preparer, next)
 				if took != tt.took || (err == nil) != tt.ok {
 					t.Errorf("got %v after %s, want it prepared: %t after %s", err, took, tt.ok, tt.took)
