@@ -12,10 +12,7 @@ import (
 // A claim whose record was corrupt and is made again has its status again, once.
 func TestWriter_RecordRemade(t *testing.T) {
 	b := newBed(t)
-	b.set(recordOf(records.Device{}))
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, recordOf(records.Device{}))
 	b.start(t)
 	b.set(nil) // it was set aside
 	b.Sweep(t.Context())
@@ -37,10 +34,7 @@ func TestWriter_RecordRemade(t *testing.T) {
 // After a start, the first look may come before Restore: a status that is right is not written again, which would change its times.
 func TestWriter_SweepBeforeRestore(t *testing.T) {
 	b := newBed(t)
-	b.set(recordOf(records.Device{}))
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, recordOf(records.Device{}))
 	b.client.ClearActions()
 	b.start(t)
 	b.Inventory = func() *gpu.Node { return nil } // the driver is not found yet

@@ -69,6 +69,15 @@ func (b *bed) start(t *testing.T) {
 		Refused: func(_ records.Claim, err error) { b.refused = append(b.refused, err) }})
 }
 
+// writes has the claim have a record, and its status written.
+func (b *bed) writes(t *testing.T, r *records.Record) {
+	t.Helper()
+	b.set(r)
+	if err := b.write(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // settle writes what is queued.
 func (b *bed) settle(t *testing.T) {
 	t.Helper()
@@ -153,10 +162,7 @@ func TestWriter_Write(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			b.set(recordOf(tt.device))
-			if err := b.write(t.Context(), claim); err != nil {
-				t.Fatal(err)
-			}
+			b.writes(t, recordOf(tt.device))
 			got := b.written(t)
 			if len(got) != 1 || len(got[0].Conditions) != 1 || got[0].Conditions[0].Status != metav1.ConditionTrue {
 				t.Fatalf("got %v, want one device that is ready", got)
@@ -167,10 +173,7 @@ func TestWriter_Write(t *testing.T) {
 			if share := tt.device.Share; (share != nil) != (got[0].ShareID != nil) || share != nil && *got[0].ShareID != share.ID {
 				t.Errorf("got share %v, want that of %v", got[0].ShareID, share)
 			}
-			b.set(nil)
-			if err := b.write(t.Context(), claim); err != nil {
-				t.Fatal(err)
-			}
+			b.writes(t, nil)
 			if got := b.written(t); len(got) > 0 {
 				t.Errorf("got %v after Unprepare, want nothing", got)
 			}
@@ -190,9 +193,7 @@ func fields(t *testing.T, data []byte) map[string]any {
 // A claim that is unprepared before it had a status needs no write.
 func TestWriter_UnpreparedAtOnce(t *testing.T) {
 	b := newBed(t)
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, nil)
 	if got := patches(b.client); got != 0 {
 		t.Errorf("%d writes, want none", got)
 	}
@@ -235,16 +236,10 @@ func TestWriter_KilledBeforeRemoval(t *testing.T) {
 // A claim that is being released, while the driver is away for instance, is not ready.
 func TestWriter_Releasing(t *testing.T) {
 	b := newBed(t)
-	b.set(recordOf(records.Device{}))
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, recordOf(records.Device{}))
 	releasing := recordOf(records.Device{})
 	releasing.State = records.Releasing
-	b.set(releasing)
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, releasing)
 	if got := b.written(t); len(got) > 0 {
 		t.Errorf("status %v of a claim that is being released", got)
 	}
@@ -254,10 +249,7 @@ func TestWriter_Releasing(t *testing.T) {
 func TestWriter_Restore(t *testing.T) {
 	b := newBed(t)
 	all := []*records.Record{recordOf(records.Device{})}
-	b.set(all[0])
-	if err := b.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.writes(t, all[0])
 	b.start(t)
 	b.Restore(all)
 	b.client.ClearActions()

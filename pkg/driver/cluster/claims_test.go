@@ -4,6 +4,8 @@ package cluster
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,7 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -31,7 +35,9 @@ func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
 }
 
 func TestClaims_Claim(t *testing.T) {
-	api := Claims{Client: fakeAPIServer(claimsOf("a")...)}
+	claim := claimsOf("a")[0]
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "one"}}
+	api := Claims{Client: fakeAPIServer(claim), Pods: NewPods(func(types.UID) bool { return true })}
 	if got, err := api.Claim(t.Context(), "ns", "c-b"); got != nil || err != nil {
 		t.Errorf("missing claim: got %v, %v, want nil, nil", got, err)
 	}
@@ -39,45 +45,35 @@ func TestClaims_Claim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(claimsOf("a")[0], got); diff != "" {
+	if diff := cmp.Diff(claim, got); diff != "" {
 		t.Errorf("claim (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"one"}, api.Pods.Of("a")); diff != "" {
+		t.Errorf("pods that are noted (-want +got):\n%s", diff)
 	}
 }
 
 func TestClaims_ClaimByUID(t *testing.T) {
-	claims := claimsOf("a", "b", "c")
-	claims[1].Namespace = "elsewhere"
-	api := Claims{Client: fakeAPIServer(claims...)}
-	got, err := api.ClaimByUID(t.Context(), "b")
-	if err != nil {
-		t.Fatal(err)
+	client, claims := fakeAPIServer(), claimsOf("a", "b")
+	pages := map[string]*resourceapi.ResourceClaimList{
+		"":  {ListMeta: metav1.ListMeta{Continue: "2"}, Items: []resourceapi.ResourceClaim{*claims[0]}},
+		"2": {Items: []resourceapi.ResourceClaim{*claims[1]}},
 	}
-	if diff := cmp.Diff(claims[1], got); diff != "" {
-		t.Errorf("claim (-want +got):\n%s", diff)
-	}
-	if got, err := api.ClaimByUID(t.Context(), "z"); got != nil || err != nil {
-		t.Errorf("missing claim: got %v, %v, want nil, nil", got, err)
-	}
-}
-
-func TestClaims_ClaimByUIDPages(t *testing.T) {
-	client := fakeAPIServer()
-	pages := map[string]*resourceapi.ResourceClaimList{"": {}, "2": {}}
-	pages[""].Continue = "2"
-	pages[""].Items = []resourceapi.ResourceClaim{*claimsOf("a")[0]}
-	pages["2"].Items = []resourceapi.ResourceClaim{*claimsOf("b")[0]}
 	var asked []string
 	client.PrependReactor("list", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		from := a.(clienttesting.ListActionImpl).ListOptions.Continue
-		asked = append(asked, from)
+		asked = append(asked, a.GetNamespace()+from)
 		return true, pages[from], nil
 	})
-	got, err := Claims{Client: client}.ClaimByUID(t.Context(), "b")
-	if err != nil || got == nil || got.UID != "b" {
-		t.Errorf("got %v, %v, want claim b", got, err)
-	}
-	if diff := cmp.Diff([]string{"", "2"}, asked); diff != "" {
-		t.Errorf("pages asked for (-want +got):\n%s", diff)
+	for uid, want := range map[types.UID]*resourceapi.ResourceClaim{"b": claims[1], "z": nil} {
+		asked = nil
+		got, err := Claims{Client: client}.ClaimByUID(t.Context(), uid)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("claim %s: %v (-want +got):\n%s", uid, err, diff)
+		}
+		if diff := cmp.Diff([]string{"", "2"}, asked); diff != "" {
+			t.Errorf("pages of all namespaces asked for (-want +got):\n%s", diff)
+		}
 	}
 }
 
@@ -89,5 +85,18 @@ func TestClaims_APIServerError(t *testing.T) {
 	}
 	if _, err := (Claims{Client: client}).ClaimByUID(t.Context(), "a"); !errors.Is(err, refused) {
 		t.Errorf("ClaimByUID: got %v, want %v", err, refused)
+	}
+}
+
+// An API that is not served says nothing of its claims.
+func TestClaims_NotServed(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := (Claims{Client: client}).Claim(t.Context(), "ns", "a"); err == nil {
+		t.Errorf("got %v and no error", got)
 	}
 }

@@ -5,8 +5,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,17 +12,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
@@ -55,20 +50,14 @@ type clientBed struct {
 func newClientBed(t *testing.T, labels map[string]string) *clientBed {
 	t.Helper()
 	b := &clientBed{t: t}
-	node := nodeObject("")
-	node.Labels = labels
-	b.client = fake.NewClientset(node, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "plugin", UID: "1"}})
-	b.client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.(clienttesting.PatchAction).GetPatchType() != types.JSONPatchType {
-			return false, nil, nil
-		}
+	b.client = labeledNode(labels, types.JSONPatchType, func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.patches++
 		if b.before != nil {
 			b.before()
 		}
-		return b.fails != nil, nil, b.fails
+		return b.fails
 	})
 	b.start()
 	return b
@@ -83,17 +72,8 @@ func (b *clientBed) start() {
 		defer b.mu.Unlock()
 		b.failed = append(b.failed, err.Error())
 	})
-	c := b.Clients
-	ctx, cancel := context.WithCancel(b.t.Context())
-	watching, unwatch := context.WithCancel(b.t.Context())
-	var watchers, runs sync.WaitGroup
-	watchers.Go(func() { w.Run(watching, func(err error) { b.t.Error(err) }) })
-	watchers.Go(func() { w.FollowDaemonSet(watching) })
-	runs.Go(func() { c.Run(ctx) })
-	b.stop = func() { cancel(); runs.Wait() }
-	b.kill = sync.OnceFunc(func() { cancel(); unwatch(); runs.Wait(); watchers.Wait() })
-	b.t.Cleanup(b.kill)
-	synctest.Wait()
+	unwatch, stop := followNode(b.t, w), run(b.t, b.Run)
+	b.stop, b.kill = stop, func() { stop(); unwatch() }
 }
 
 // wait waits in the bubble's time, and until nothing goes on.
@@ -135,15 +115,7 @@ func (b *clientBed) set(value string) {
 func (b *clientBed) check(what, labels string, patches int) {
 	b.t.Helper()
 	synctest.Wait()
-	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), "node-1", metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	var got []string
-	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
-		got = append(got, strings.TrimPrefix(key, "nvidia.com/gpu.deploy.")+"="+node.Labels[key])
-	}
-	has := fmt.Sprintf("%s, %d patches", strings.Join(got, " "), b.patches)
+	has := fmt.Sprintf("%s, %d patches", labelsOf(b.t, b.client, "nvidia.com/gpu.deploy."), b.patches)
 	if diff := cmp.Diff(fmt.Sprintf("%s, %d patches", labels, patches), has); diff != "" {
 		b.t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
@@ -179,50 +151,44 @@ func TestClients_Pause(t *testing.T) {
 
 // The value that another client sets stays, whenever it comes.
 func TestClients_OtherClients(t *testing.T) {
-	t.Run("before", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newClientBed(t, map[string]string{dcgmLabel: "false"})
-			b.pause(dcgmLabel, exporterLabel)
-			b.check("neither is deployed", "dcgm=false", 0)
-			b.pause()
-			b.check("nor afterwards", "dcgm=false", 0)
-		})
+	bubble(t, "before", func(t *testing.T) {
+		b := newClientBed(t, map[string]string{dcgmLabel: "false"})
+		b.pause(dcgmLabel, exporterLabel)
+		b.check("neither is deployed", "dcgm=false", 0)
+		b.pause()
+		b.check("nor afterwards", "dcgm=false", 0)
 	})
 	for _, value := range []string{"paused-for-driver-upgrade", "paused-by-cleave_paused-for-driver-upgrade", "true", ""} {
-		t.Run("during a pause "+value, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newClientBed(t, deployed())
-				b.pause(dcgmLabel)
-				b.set(value)
-				b.check("changed", "dcgm="+value+" dcgm-exporter=true", 1)
-				b.wait(time.Hour)
-				b.pause()
-				b.check("not wanted any more", "dcgm="+value+" dcgm-exporter=true", 1)
-				if strings.HasPrefix(value, v1alpha1.ClientsPaused) { // k8s-driver-manager restores what it has found when it began
-					b.set(v1alpha1.ClientsPaused)
-					b.check("restored by the other", bothDeployed, 2)
-				}
-			})
-		})
-	}
-	t.Run("at the same moment", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble(t, "during a pause "+value, func(t *testing.T) {
 			b := newClientBed(t, deployed())
-			other := func(value string) func() { return func() { b.set(value); b.before = nil } }
-			b.before = other("paused-for-mig-change")
 			b.pause(dcgmLabel)
-			b.check("paused", "dcgm=paused-for-mig-change dcgm-exporter=true", 1)
-			b.set("true")
-			b.check("and deployed again", "dcgm=paused-by-cleave dcgm-exporter=true", 2)
-			b.before = other("false")
-			b.pause()
-			b.check("set back", "dcgm=false dcgm-exporter=true", 3)
+			b.set(value)
+			b.check("changed", "dcgm="+value+" dcgm-exporter=true", 1)
 			b.wait(time.Hour)
-			b.check("an hour later", "dcgm=false dcgm-exporter=true", 3)
-			if len(b.failed) > 0 {
-				t.Errorf("failed: %q, though the other client was only faster", b.failed)
+			b.pause()
+			b.check("not wanted any more", "dcgm="+value+" dcgm-exporter=true", 1)
+			if strings.HasPrefix(value, v1alpha1.ClientsPaused) { // k8s-driver-manager restores what it has found when it began
+				b.set(v1alpha1.ClientsPaused)
+				b.check("restored by the other", bothDeployed, 2)
 			}
 		})
+	}
+	bubble(t, "at the same moment", func(t *testing.T) {
+		b := newClientBed(t, deployed())
+		other := func(value string) func() { return func() { b.set(value); b.before = nil } }
+		b.before = other("paused-for-mig-change")
+		b.pause(dcgmLabel)
+		b.check("paused", "dcgm=paused-for-mig-change dcgm-exporter=true", 1)
+		b.set("true")
+		b.check("and deployed again", "dcgm=paused-by-cleave dcgm-exporter=true", 2)
+		b.before = other("false")
+		b.pause()
+		b.check("set back", "dcgm=false dcgm-exporter=true", 3)
+		b.wait(time.Hour)
+		b.check("an hour later", "dcgm=false dcgm-exporter=true", 3)
+		if len(b.failed) > 0 {
+			t.Errorf("failed: %q, though the other client was only faster", b.failed)
+		}
 	})
 }
 
@@ -230,31 +196,29 @@ func TestClients_OtherClients(t *testing.T) {
 func TestClients_Killed(t *testing.T) {
 	for writes := range 4 {
 		for _, goesOn := range []bool{false, true} {
-			t.Run(fmt.Sprintf("after %d writes, goes on %t", writes, goesOn), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					b := newClientBed(t, deployed())
-					b.before = func() {
-						if b.patches > writes {
-							b.fails = fmt.Errorf("killed")
-						}
+			bubble(t, fmt.Sprintf("after %d writes, goes on %t", writes, goesOn), func(t *testing.T) {
+				b := newClientBed(t, deployed())
+				b.before = func() {
+					if b.patches > writes {
+						b.fails = fmt.Errorf("killed")
 					}
+				}
+				b.pause(dcgmLabel, exporterLabel)
+				b.pause()
+				b.kill()
+				b.fails, b.before = nil, nil
+				b.start()
+				b.wait(time.Hour)
+				synctest.Wait()
+				before := b.patches
+				left := []string{bothDeployed, "dcgm=paused-by-cleave dcgm-exporter=true", bothPaused, "dcgm=true dcgm-exporter=paused-by-cleave"}
+				b.check("before the plugin knows what is wanted", left[writes], before)
+				if goesOn {
 					b.pause(dcgmLabel, exporterLabel)
-					b.pause()
-					b.kill()
-					b.fails, b.before = nil, nil
-					b.start()
-					b.wait(time.Hour)
-					synctest.Wait()
-					before := b.patches
-					left := []string{bothDeployed, "dcgm=paused-by-cleave dcgm-exporter=true", bothPaused, "dcgm=true dcgm-exporter=paused-by-cleave"}
-					b.check("before the plugin knows what is wanted", left[writes], before)
-					if goesOn {
-						b.pause(dcgmLabel, exporterLabel)
-						b.check("goes on", bothPaused, before+map[int]int{0: 2, 1: 1, 2: 0, 3: 1}[writes])
-					}
-					b.pause()
-					b.check("in the end", bothDeployed, b.patches)
-				})
+					b.check("goes on", bothPaused, before+map[int]int{0: 2, 1: 1, 2: 0, 3: 1}[writes])
+				}
+				b.pause()
+				b.check("in the end", bothDeployed, b.patches)
 			})
 		}
 	}
@@ -282,17 +246,15 @@ func TestClients_LeaveInDoubt(t *testing.T) {
 		"no answer": func(b *clientBed) { b.before, b.fails = func() { b.set(v1alpha1.ClientsPaused) }, context.Canceled },
 		"not read":  func(b *clientBed) { b.have = deployed },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newClientBed(t, deployed())
-				doubt(b)
-				b.pause(dcgmLabel)
-				b.stop()
-				b.before, b.fails = nil, nil
-				b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=true", 1)
-				b.Leave(t.Context())
-				b.check("left", bothDeployed, 2)
-			})
+		bubble(t, name, func(t *testing.T) {
+			b := newClientBed(t, deployed())
+			doubt(b)
+			b.pause(dcgmLabel)
+			b.stop()
+			b.before, b.fails = nil, nil
+			b.check("paused", "dcgm=paused-by-cleave dcgm-exporter=true", 1)
+			b.Leave(t.Context())
+			b.check("left", bothDeployed, 2)
 		})
 	}
 }
@@ -350,9 +312,7 @@ func TestClients_Uninstalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newClientBed(t, deployed())
 		b.pause(dcgmLabel)
-		if err := b.client.AppsV1().DaemonSets("ns").Delete(t.Context(), "plugin", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		uninstall(t, b.client)
 		b.check("gone", bothDeployed, 2)
 		b.pause(dcgmLabel, exporterLabel)
 		b.check("and stay so", bothDeployed, 2)

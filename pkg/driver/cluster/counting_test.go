@@ -188,30 +188,28 @@ func TestCounting_Unanswered(t *testing.T) {
 		"unavailable":               {0, http.StatusServiceUnavailable, unansweredAtMost, true},
 		"gateway's timeout":         {time.Second, http.StatusGatewayTimeout, unansweredAtMost + time.Second, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server := &hangingServer{test.late, test.status}
-				client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://api", QPS: -1}, &http.Client{Transport: server})
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				c, began := NewCounting(client, "gpu.cleave.dev", "node-1"), time.Now()
-				if err := c.Wait(ctx, 2*time.Second); err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(began); took != test.after {
-					t.Errorf("it waits %s, want %s", took, test.after)
-				}
-				if got := c.Counted().Counters == nil; got != test.byRelease {
-					t.Errorf("counters are kept: %t, want %t", got, test.byRelease)
-				}
-				server.late, server.status = 0, http.StatusCreated
-				if news, err := c.ask(ctx); err != nil || news != test.byRelease || c.Counted().Counters == nil {
-					t.Errorf("once it answers: news %t, %v, %v; want what it says", news, err, c.Counted())
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			server := &hangingServer{test.late, test.status}
+			client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://api", QPS: -1}, &http.Client{Transport: server})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			c, began := NewCounting(client, "gpu.cleave.dev", "node-1"), time.Now()
+			if err := c.Wait(ctx, 2*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took != test.after {
+				t.Errorf("it waits %s, want %s", took, test.after)
+			}
+			if got := c.Counted().Counters == nil; got != test.byRelease {
+				t.Errorf("counters are kept: %t, want %t", got, test.byRelease)
+			}
+			server.late, server.status = 0, http.StatusCreated
+			if news, err := c.ask(ctx); err != nil || news != test.byRelease || c.Counted().Counters == nil {
+				t.Errorf("once it answers: news %t, %v, %v; want what it says", news, err, c.Counted())
+			}
 		})
 	}
 }

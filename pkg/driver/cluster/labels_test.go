@@ -36,7 +36,7 @@ type labelBed struct {
 	*Labels
 	t       *testing.T
 	client  *fake.Clientset
-	stop    context.CancelFunc
+	stop    func()
 	applies atomic.Int32
 	others  atomic.Int32
 
@@ -49,30 +49,58 @@ const labelInterval = 5 * time.Minute
 
 func newLabelBed(t *testing.T, labels map[string]string) *labelBed {
 	b := &labelBed{t: t}
-	node := nodeObject("")
-	node.Labels = labels
-	b.client = fake.NewClientset(node, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "plugin", UID: "1"}})
-	b.client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.(clienttesting.PatchAction).GetPatchType() != types.ApplyPatchType {
-			return false, nil, nil
-		}
+	b.client = labeledNode(labels, types.ApplyPatchType, func() error {
 		b.applies.Add(1)
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.fails != nil, nil, b.fails
+		return b.fails
 	})
 	w := NewWatcher(b.client, "gpu.cleave.dev", "node-1", "ns/plugin", func() {})
 	b.Labels = NewLabels(w, func(others int) { b.others.Store(int32(others)) })
-	ctx, cancel := context.WithCancel(t.Context())
-	watching, unwatch := context.WithCancel(t.Context())
-	b.stop = cancel
-	var wg sync.WaitGroup
-	wg.Go(func() { w.Run(watching, func(err error) { t.Error(err) }) })
-	wg.Go(func() { w.FollowDaemonSet(watching) })
-	wg.Go(func() { b.Run(ctx, labelInterval) })
-	t.Cleanup(func() { cancel(); unwatch(); wg.Wait() })
-	synctest.Wait()
+	followNode(t, w)
+	b.stop = run(t, func(ctx context.Context) { b.Run(ctx, labelInterval) })
 	return b
+}
+
+// labeledNode is an API server with a Node that has labels and the plugin's DaemonSet. A patch of the Node of a kind fails if before does.
+func labeledNode(labels map[string]string, kind types.PatchType, before func() error) *fake.Clientset {
+	node := nodeObject("")
+	node.Labels = labels
+	client := fake.NewClientset(node, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "plugin", UID: "1"}})
+	client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.PatchAction).GetPatchType() != kind {
+			return false, nil, nil
+		}
+		err := before()
+		return err != nil, nil, err
+	})
+	return client
+}
+
+// followNode follows the Node and the DaemonSet of labeledNode until the test ends or stop.
+func followNode(t *testing.T, w *Watcher) (stop func()) {
+	return run(t, w.FollowDaemonSet, func(ctx context.Context) { w.Run(ctx, func(err error) { t.Error(err) }) })
+}
+
+// uninstall deletes the DaemonSet of labeledNode.
+func uninstall(t *testing.T, client *fake.Clientset) {
+	t.Helper()
+	must(t)(nil, client.AppsV1().DaemonSets("ns").Delete(t.Context(), "plugin", metav1.DeleteOptions{}))
+	synctest.Wait()
+}
+
+// labelsOf are the labels of the Node as "key=value", without a prefix of their keys.
+func labelsOf(t *testing.T, client *fake.Clientset, prefix string) string {
+	t.Helper()
+	node, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
+		all = append(all, strings.TrimPrefix(key, prefix)+"="+node.Labels[key])
+	}
+	return strings.Join(all, " ")
 }
 
 // set has another client set labels; an empty value removes one.
@@ -103,16 +131,8 @@ func (b *labelBed) wants(labels map[string]string) {
 // check compares the labels of the Node, how often they were applied, and how many are of other clients.
 func (b *labelBed) check(what, labels string, applies, others int32) {
 	b.t.Helper()
-	node, err := b.client.CoreV1().Nodes().Get(b.t.Context(), "node-1", metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	var got []string
-	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
-		got = append(got, strings.TrimPrefix(key, "nvidia.com/gpu.")+"="+node.Labels[key])
-	}
-	if diff := cmp.Diff(fmt.Sprintf("%s, applied %d times, %d of others", labels, applies, others),
-		fmt.Sprintf("%s, applied %d times, %d of others", strings.Join(got, " "), b.applies.Load(), b.others.Load())); diff != "" {
+	if diff := cmp.Diff(fmt.Sprintf("%s, applied %d times, %d of others", labels, applies, others), fmt.Sprintf("%s, applied %d times, %d of others",
+		labelsOf(b.t, b.client, "nvidia.com/gpu."), b.applies.Load(), b.others.Load())); diff != "" {
 		b.t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
@@ -168,67 +188,37 @@ func TestLabels_RemovedAgain(t *testing.T) {
 }
 
 func TestLabels_Uninstalled(t *testing.T) {
-	uninstall := func(b *labelBed) {
-		if err := b.client.AppsV1().DaemonSets("ns").Delete(b.t.Context(), "plugin", metav1.DeleteOptions{}); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-	t.Run("ours are removed", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newLabelBed(t, map[string]string{"zone": "a"})
-			b.set("gfd", map[string]string{countLabel: "9"})
-			b.wants(map[string]string{productLabel: "L4", countLabel: "2"})
-			uninstall(b)
-			synctest.Wait()
-			b.check("gone", "count=9 zone=a", 3, 1)
-			b.wants(map[string]string{productLabel: "L4"})
-			b.check("and stay so", "count=9 zone=a", 3, 1)
-		})
-	})
-	t.Run("of an earlier plugin, and no GPU was found since", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newLabelBed(t, map[string]string{"zone": "a"})
-			earlier := &Labels{client: b.client, node: "node-1", have: b.have, gone: b.gone, report: b.report, others: map[string]string{}}
-			earlier.write(t.Context(), map[string]string{productLabel: "L4"})
-			uninstall(b)
-			synctest.Wait()
-			b.check("gone", "zone=a", 2, 0)
-		})
-	})
-	t.Run("a plugin that ends at the same moment", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newLabelBed(t, nil)
-			b.wants(map[string]string{productLabel: "L4"})
-			b.stop()
-			synctest.Wait()
-			uninstall(b)
-			b.check("ended before it saw that", "product=L4", 1, 0)
-			b.Leave(t.Context())
-			b.Leave(t.Context())
-			b.check("left", "", 2, 0)
-		})
-	})
-	t.Run("a restart keeps them", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newLabelBed(t, nil)
-			b.wants(map[string]string{productLabel: "L4"})
-			b.stop()
-			synctest.Wait()
-			b.check("ended", "product=L4", 1, 0)
-		})
-	})
-}
-
-// What an earlier plugin applied and this one does not want is removed at its first apply.
-func TestLabels_LeftByEarlierPlugin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newLabelBed(t, nil)
+	bubble(t, "ours are removed", func(t *testing.T) {
+		b := newLabelBed(t, map[string]string{"zone": "a"})
+		b.set("gfd", map[string]string{countLabel: "9"})
 		b.wants(map[string]string{productLabel: "L4", countLabel: "2"})
+		uninstall(t, b.client)
+		b.check("gone", "count=9 zone=a", 3, 1)
+		b.wants(map[string]string{productLabel: "L4"})
+		b.check("and stay so", "count=9 zone=a", 3, 1)
+	})
+	bubble(t, "of an earlier plugin, at the first apply, and no GPU was found since", func(t *testing.T) {
+		b := newLabelBed(t, map[string]string{"zone": "a"})
+		earlier := &Labels{client: b.client, node: "node-1", have: b.have, gone: b.gone, report: b.report, others: map[string]string{}}
+		earlier.write(t.Context(), map[string]string{productLabel: "L4"})
+		uninstall(t, b.client)
+		b.check("gone", "zone=a", 2, 0)
+	})
+	bubble(t, "a plugin that ends at the same moment", func(t *testing.T) {
+		b := newLabelBed(t, nil)
+		b.wants(map[string]string{productLabel: "L4"})
 		b.stop()
-		synctest.Wait()
-		next := &Labels{client: b.client, node: "node-1", have: b.have, gone: b.gone, report: b.report, others: map[string]string{}}
-		next.write(t.Context(), map[string]string{})
-		b.check("a plugin that removes them", "", 2, 0)
+		uninstall(t, b.client)
+		b.check("ended before it saw that", "product=L4", 1, 0)
+		b.Leave(t.Context())
+		b.Leave(t.Context())
+		b.check("left", "", 2, 0)
+	})
+	bubble(t, "a restart keeps them", func(t *testing.T) {
+		b := newLabelBed(t, nil)
+		b.wants(map[string]string{productLabel: "L4"})
+		b.stop()
+		b.check("ended", "product=L4", 1, 0)
 	})
 }
 

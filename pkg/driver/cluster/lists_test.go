@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -70,7 +69,8 @@ func TestLists_Ask(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			client, asked := answering(t, tt.answer)
+			answer := tt.answer
+			client, asked := answering(t, func(s *resourceapi.ResourceSlice) error { return answer(s) })
 			l := NewLists(client, "gpu.cleave.dev", "node-1")
 			changed := false
 			for range 2 {
@@ -78,6 +78,9 @@ func TestLists_Ask(t *testing.T) {
 			}
 			if changed != tt.taken || l.Accepted() != tt.taken || *asked != tt.asked || !strings.Contains(l.reason, tt.says) || (l.reason == "") != tt.taken {
 				t.Errorf("got %t because of %q after %d questions, want %t, %q, %d", l.Accepted(), l.reason, *asked, tt.taken, tt.says, tt.asked)
+			}
+			if answer = keep; tt.asked == 2 && (!l.Ask(t.Context()) || !l.Accepted()) {
+				t.Error("lists are not published though the API server accepts them")
 			}
 		})
 	}
@@ -87,23 +90,5 @@ func TestLists_NotWanted(t *testing.T) {
 	var l *Lists
 	if l.Ask(t.Context()) || l.Accepted() {
 		t.Error("lists that nobody wants are accepted")
-	}
-}
-
-func TestLists_AsksAgain(t *testing.T) {
-	away := errors.New("connection refused")
-	client, _ := answering(t, func(*resourceapi.ResourceSlice) error { return away })
-	l := NewLists(client, "gpu.cleave.dev", "node-1")
-	l.Ask(t.Context())
-	away = nil
-	if changed := l.Ask(t.Context()); !changed || !l.Accepted() {
-		t.Error("lists are not published though the API server accepts them")
-	}
-}
-
-func TestLists_ContextCanceled(t *testing.T) {
-	client, _ := answering(t, func(*resourceapi.ResourceSlice) error { return context.Canceled })
-	if err := NewLists(client, "gpu.cleave.dev", "node-1").try(t.Context()); !errors.Is(err, context.Canceled) || errors.Is(err, errNoLists) {
-		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 }

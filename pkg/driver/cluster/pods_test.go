@@ -78,16 +78,3 @@ func TestPods_References(t *testing.T) {
 		}
 	}
 }
-
-// Claims that are read by name are noted.
-func TestClaims_Claim_NotesPods(t *testing.T) {
-	claim := claimsOf("a")[0]
-	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "one"}}
-	pods := NewPods(func(types.UID) bool { return true })
-	if _, err := (Claims{Client: fakeAPIServer(claim), Pods: pods}).Claim(t.Context(), "ns", "c-a"); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"one"}, pods.Of("a")); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
-}

@@ -10,26 +10,34 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
-func TestNodeOf_Paused(t *testing.T) {
+func TestNodeOf(t *testing.T) {
+	const other = "nvidia.com/mig.config"
 	for name, tt := range map[string]struct {
 		labels map[string]string
-		want   string
+		want   Node
 	}{
-		"none":            {nil, ""},
-		"all run":         {map[string]string{"nvidia.com/gpu.deploy.client": "true", "nvidia.com/gpu.deploy.dcgm": "true"}, ""},
-		"kept off":        {map[string]string{"nvidia.com/gpu.deploy.device-plugin": "false", "nvidia.com/gpu.deploy.nvsm": ""}, ""},
-		"driver":          {map[string]string{"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"}, "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade"},
-		"MIG mode":        {map[string]string{"nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"}, "nvidia.com/gpu.deploy.dcgm=paused-for-mig-change"},
-		"after a value":   {map[string]string{"nvidia.com/gpu.deploy.mine": "special_paused-for-driver-upgrade"}, "nvidia.com/gpu.deploy.mine=special_paused-for-driver-upgrade"},
-		"the first":       {map[string]string{"nvidia.com/gpu.deploy.b": "paused-for-x", "nvidia.com/gpu.deploy.a": "paused-for-y"}, "nvidia.com/gpu.deploy.a=paused-for-y"},
-		"another's label": {map[string]string{"example.com/gpu.deploy.client": "paused-for-driver-upgrade", "nvidia.com/gpu.state": "paused-for-x"}, ""},
+		"none":              {nil, Node{}},
+		"first policy":      {map[string]string{v1alpha1.PolicyLabel: "a"}, Node{Policy: "a"}},
+		"second policy":     {map[string]string{other: "all-balanced"}, Node{Policy: "all-balanced", PolicyLabel: other}},
+		"the first of both": {map[string]string{v1alpha1.PolicyLabel: "a", other: "b"}, Node{Policy: "a"}},
+		"the first empty":   {map[string]string{v1alpha1.PolicyLabel: "", other: "b"}, Node{Policy: "b", PolicyLabel: other}},
+		"all run":           {map[string]string{"nvidia.com/gpu.deploy.client": "true", "nvidia.com/gpu.deploy.dcgm": "true"}, Node{}},
+		"kept off":          {map[string]string{"nvidia.com/gpu.deploy.device-plugin": "false", "nvidia.com/gpu.deploy.nvsm": ""}, Node{}},
+		"paused": {map[string]string{"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"},
+			Node{Paused: "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade"}},
+		"after a value": {map[string]string{"nvidia.com/gpu.deploy.mine": "special_paused-for-driver-upgrade"},
+			Node{Paused: "nvidia.com/gpu.deploy.mine=special_paused-for-driver-upgrade"}},
+		"the first paused": {map[string]string{"nvidia.com/gpu.deploy.b": "paused-for-x", "nvidia.com/gpu.deploy.a": "paused-for-y"},
+			Node{Paused: "nvidia.com/gpu.deploy.a=paused-for-y"}},
+		"another's label": {map[string]string{"example.com/gpu.deploy.client": "paused-for-driver-upgrade", "nvidia.com/gpu.state": "paused-for-x"}, Node{}},
 	} {
-		got, ok := nodeOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: tt.labels}}, nil)
-		if diff := cmp.Diff(tt.want, got.Paused); diff != "" || !ok || got.ReleaseDriver {
-			t.Errorf("%s: kept %t, released %t; paused (-want +got):\n%s", name, ok, got.ReleaseDriver, diff)
+		got, ok := nodeOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: tt.labels}}, []string{v1alpha1.PolicyLabel, other})
+		if diff := cmp.Diff(tt.want, got); diff != "" || !ok {
+			t.Errorf("%s: kept %t (-want +got):\n%s", name, ok, diff)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -44,27 +45,6 @@ func nodeObject(label string, capacity ...string) *corev1.Node {
 	return node
 }
 
-// The first of the labels that a node has names its policy.
-func TestNodeOf_PolicyLabels(t *testing.T) {
-	const other = "nvidia.com/mig.config"
-	labels := []string{v1alpha1.PolicyLabel, other}
-	for name, tt := range map[string]struct {
-		has  map[string]string
-		want Node
-	}{
-		"none":   {nil, Node{}},
-		"first":  {map[string]string{v1alpha1.PolicyLabel: "a"}, Node{Policy: "a"}},
-		"second": {map[string]string{other: "all-balanced"}, Node{Policy: "all-balanced", PolicyLabel: other}},
-		"both":   {map[string]string{v1alpha1.PolicyLabel: "a", other: "b"}, Node{Policy: "a"}},
-		"empty":  {map[string]string{v1alpha1.PolicyLabel: "", other: "b"}, Node{Policy: "b", PolicyLabel: other}},
-	} {
-		got, ok := nodeOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: tt.has}}, labels)
-		if diff := cmp.Diff(tt.want, got); diff != "" || !ok {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
 // otherSlice is a slice of another driver, with devices by name and PCI address; one without an address has none.
 func otherSlice(name, driver string, devices ...[2]string) *resourceapi.ResourceSlice {
 	node := "node-1"
@@ -77,15 +57,6 @@ func otherSlice(name, driver string, devices ...[2]string) *resourceapi.Resource
 		slice.Spec.Devices = append(slice.Spec.Devices, device)
 	}
 	return slice
-}
-
-func address(t *testing.T, text string) gpu.PCIAddress {
-	t.Helper()
-	pci, err := gpu.ParsePCIAddress(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pci
 }
 
 // watcher is a Watcher that follows a fake API server, inside a synctest bubble.
@@ -102,22 +73,43 @@ type watcher struct {
 func newWatcher(t *testing.T, client *fake.Clientset) *watcher {
 	w := &watcher{t: t, client: client}
 	w.Watcher = NewWatcher(client, "gpu.cleave.dev", "node-1", "", func() { w.changes.Add(1) })
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	run(t, func(ctx context.Context) {
 		w.Run(ctx, func(err error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.errs = append(w.errs, err)
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
 	})
-	synctest.Wait()
 	return w
+}
+
+// bubble runs a subtest in a synctest bubble.
+func bubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
+// run runs functions until the test ends or stop, inside a synctest bubble, and returns once they wait for something.
+func run(t *testing.T, all ...func(ctx context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, f := range all {
+		wg.Go(func() { f(ctx) })
+	}
+	stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(stop)
+	synctest.Wait()
+	return stop
+}
+
+// must ends a test whose call of an API server fails.
+func must(t *testing.T) func(_ any, err error) {
+	return func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // want checks what is known, and whether a change was reported since the last look.
@@ -139,12 +131,7 @@ func TestWatcher_State(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatcher(t, fake.NewClientset(nodeObject("training")))
 		nodes, slices := w.client.CoreV1().Nodes(), w.client.ResourceV1().ResourceSlices()
-		must := func(_ any, err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
+		must := must(t)
 		update := func(node *corev1.Node) {
 			t.Helper()
 			must(nodes.Update(t.Context(), node, metav1.UpdateOptions{}))
@@ -174,10 +161,10 @@ func TestWatcher_State(t *testing.T) {
 		must(slices.Create(t.Context(), otherSlice("b", "net.example", [2]string{"nic", ""}, [2]string{"odd", "x"}), metav1.CreateOptions{}))
 		w.want("devices without an address", false, Node{})
 		must(slices.Create(t.Context(), otherSlice("a", "gpu.nvidia.com", [2]string{"gpu-0", "0000:1b:00.0"}), metav1.CreateOptions{}))
-		first := Device{"gpu.nvidia.com", "gpu-0", address(t, "0000:1b:00.0")}
+		first := Device{"gpu.nvidia.com", "gpu-0", gpu.PCIAddress{Bus: 0x1b}}
 		w.want("another driver", true, Node{}, first)
 		must(slices.Update(t.Context(), otherSlice("b", "net.example", [2]string{"nic", "0000:1c:00.0"}), metav1.UpdateOptions{}))
-		w.want("devices get addresses", true, Node{}, first, Device{"net.example", "nic", address(t, "0000:1c:00.0")})
+		w.want("devices get addresses", true, Node{}, first, Device{"net.example", "nic", gpu.PCIAddress{Bus: 0x1c}})
 		must(nil, slices.Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		must(nil, slices.Delete(t.Context(), "b", metav1.DeleteOptions{}))
 		w.want("they go", true, Node{})
@@ -265,12 +252,10 @@ func TestWatcher_DaemonSetGone(t *testing.T) {
 		if s.DaemonSetGone() {
 			t.Error("gone before it was looked for")
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { s.FollowDaemonSet(ctx) })
-		defer wg.Wait()
-		defer cancel()
-		sets := client.AppsV1().DaemonSets("cleave-system")
+		run(t, s.FollowDaemonSet)
+		ctx, sets := t.Context(), client.AppsV1().DaemonSets("cleave-system")
+		awaited := make(chan bool, 1) // the news of the end may come after the question
+		go func() { awaited <- s.AwaitDaemonSetGone(ctx) }()
 		for _, step := range []struct {
 			what string
 			do   func() error
@@ -294,28 +279,8 @@ func TestWatcher_DaemonSetGone(t *testing.T) {
 			}
 			end()
 		}
-	})
-}
-
-// The news of the end may come after the question.
-func TestWatcher_AwaitDaemonSetGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "cleave-system", Name: "cleave-plugin"}})
-		s := NewWatcher(client, "gpu.cleave.dev", "node-1", "cleave-system/cleave-plugin", func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer cancel()
-		wg.Go(func() { s.FollowDaemonSet(ctx) })
-		synctest.Wait()
-		gone := make(chan bool, 1)
-		wg.Go(func() { gone <- s.AwaitDaemonSetGone(ctx) })
-		synctest.Wait()
-		if err := client.AppsV1().DaemonSets("cleave-system").Delete(ctx, "cleave-plugin", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if !<-gone {
-			t.Error("got not gone")
+		if !<-awaited {
+			t.Error("asked before: got not gone")
 		}
 	})
 }
@@ -336,50 +301,64 @@ func TestWatcher_NodeRecreated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := nodeObject("")
 		node.UID = "first"
-		client := fake.NewClientset(node)
-		w := NewWatcher(client, "gpu.cleave.dev", "node-1", "", func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { w.Run(ctx, func(error) {}) })
-		defer running.Wait()
-		defer cancel()
-		nodes := client.CoreV1().Nodes()
+		w := newWatcher(t, fake.NewClientset(node))
+		nodes, must := w.client.CoreV1().Nodes(), must(t)
 		want := func(step string, want bool) {
 			t.Helper()
 			synctest.Wait()
+			got := false
 			select {
 			case <-w.Recreated():
-				if !want {
-					t.Errorf("%s: the node counts as made anew", step)
-				}
+				got = true
 			default:
-				if want {
-					t.Errorf("%s: the node counts as the same", step)
-				}
 			}
-		}
-		if err := w.Wait(ctx); err != nil {
-			t.Fatal(err)
+			if got != want {
+				t.Errorf("%s: the node counts as made anew: %t, want %t", step, got, want)
+			}
 		}
 		node = node.DeepCopy()
 		node.Labels = map[string]string{"changed": "true"}
-		if _, err := nodes.Update(ctx, node, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(nodes.Update(t.Context(), node, metav1.UpdateOptions{}))
 		want("updated", false)
-		if err := nodes.Delete(ctx, node.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(nil, nodes.Delete(t.Context(), node.Name, metav1.DeleteOptions{}))
 		want("deleted", false)
 		for _, uid := range []types.UID{"second", "third"} {
 			node.UID = uid
-			if _, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must(nodes.Create(t.Context(), node, metav1.CreateOptions{}))
 			want("created", true)
-			if err := nodes.Delete(ctx, node.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must(nil, nodes.Delete(t.Context(), node.Name, metav1.DeleteOptions{}))
 		}
 	})
+}
+
+// A load balancer that closes connections to an API server that is away gives no errors, and that says that it was.
+func TestWatcher_BrokenOff(t *testing.T) {
+	for name, tt := range map[string]struct {
+		after time.Duration
+		want  bool
+	}{
+		"broken off":      {time.Minute, true},
+		"over as usually": {6 * time.Minute, false},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			client := fake.NewClientset(nodeObject("training"))
+			streams := make(chan *watch.FakeWatcher, 10)
+			client.PrependWatchReactor("nodes", func(clienttesting.Action) (bool, watch.Interface, error) {
+				stream := watch.NewFake()
+				streams <- stream
+				return true, stream, nil
+			})
+			w := newWatcher(t, client)
+			<-time.After(tt.after)
+			(<-streams).Stop()
+			<-streams // the next one
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			got := slices.ContainsFunc(w.errs, func(err error) bool { return errors.Is(err, errWatchEnded) })
+			if got != tt.want {
+				t.Errorf("reported: %v, want it to be: %t", w.errs, tt.want)
+			}
+		})
+	}
 }

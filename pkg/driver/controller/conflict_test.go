@@ -10,18 +10,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/names"
 )
 
 // twoGPUs are 0000:1b:00.0 and 0000:1c:00.0, of which the policy leaves some to others.
-func twoGPUs(t *testing.T, excluded ...bool) *policy.Node {
+func twoGPUs(excluded ...bool) *policy.Node {
 	node := &policy.Node{Node: &gpu.Node{}}
-	for i, pci := range []string{"0000:1b:00.0", "0000:1c:00.0"} {
-		node.GPUs = append(node.GPUs, gpu.GPU{PCI: address(t, pci)})
+	for i, bus := range []uint8{0x1b, 0x1c} {
+		node.GPUs = append(node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: bus}})
 		offer := policy.Offer{Whole: true}
 		if i < len(excluded) && excluded[i] {
 			offer = policy.Offer{Excluded: true}
@@ -33,14 +31,14 @@ func twoGPUs(t *testing.T, excluded ...bool) *policy.Node {
 
 func TestConflictOf(t *testing.T) {
 	plugin := []cluster.PluginResource{{Name: "nvidia.com/gpu", Quantity: "8"}, {Name: "nvidia.com/mig-1g.10gb", Quantity: "7"}}
-	device := func(pci string) cluster.Device {
-		return cluster.Device{Driver: "gpu.nvidia.com", Name: "gpu-3", PCI: address(t, pci)}
+	device := func(bus uint8) cluster.Device {
+		return cluster.Device{Driver: "gpu.nvidia.com", Name: "gpu-3", PCI: gpu.PCIAddress{Bus: bus}}
 	}
 	var many []cluster.Device
 	for i := range 20 {
-		many = append(many, cluster.Device{Driver: "gpu.nvidia.com", Name: fmt.Sprintf("mig-%02d", i), PCI: address(t, "0000:1b:00.0")})
+		many = append(many, cluster.Device{Driver: "gpu.nvidia.com", Name: fmt.Sprintf("mig-%02d", i), PCI: gpu.PCIAddress{Bus: 0x1b}})
 	}
-	all, one, none := twoGPUs(t), twoGPUs(t, true), twoGPUs(t, true, true)
+	all, one, none := twoGPUs(), twoGPUs(true), twoGPUs(true, true)
 	tests := map[string]struct {
 		node      *policy.Node
 		resources []cluster.PluginResource
@@ -51,14 +49,14 @@ func TestConflictOf(t *testing.T) {
 		"device plugin":                  {all, plugin, nil, []string{"nvidia.com/gpu: 8, nvidia.com/mig-1g.10gb: 7", "DaemonSet", "exclude: true", "five minutes"}},
 		"device plugin, one GPU left":    {one, plugin, nil, []string{"nvidia.com/gpu: 8"}},
 		"device plugin, all left":        {none, plugin, nil, nil},
-		"driver":                         {all, nil, []cluster.Device{device("0000:1c:00.0")}, []string{"driver gpu.nvidia.com has GPU 0000:1c:00.0 as device gpu-3", "exclude: true"}},
-		"driver of something else":       {all, nil, []cluster.Device{device("0000:1d:00.0")}, nil},
-		"driver, its GPU left":           {one, nil, []cluster.Device{device("0000:1b:00.0")}, nil},
-		"driver, the other GPU left":     {one, nil, []cluster.Device{device("0000:1c:00.0")}, []string{"0000:1c:00.0"}},
+		"driver":                         {all, nil, []cluster.Device{device(0x1c)}, []string{"driver gpu.nvidia.com has GPU 0000:1c:00.0 as device gpu-3", "exclude: true"}},
+		"driver of something else":       {all, nil, []cluster.Device{device(0x1d)}, nil},
+		"driver, its GPU left":           {one, nil, []cluster.Device{device(0x1b)}, nil},
+		"driver, the other GPU left":     {one, nil, []cluster.Device{device(0x1c)}, []string{"0000:1c:00.0"}},
 		"driver, many devices of a GPU":  {all, nil, many, []string{"mig-00", "mig-07, and 12 more"}},
 		"device plugin and driver":       {all, plugin, many, []string{"nvidia.com/gpu: 8"}},
 		"no GPU of ours":                 {&policy.Node{Node: &gpu.Node{}}, plugin, many, nil},
-		"no policy applied, all of ours": {&policy.Node{Node: &gpu.Node{GPUs: []gpu.GPU{{PCI: address(t, "0000:1b:00.0")}}}}, plugin, nil, []string{"nvidia.com/gpu"}},
+		"no policy applied, all of ours": {&policy.Node{Node: &gpu.Node{GPUs: []gpu.GPU{{PCI: gpu.PCIAddress{Bus: 0x1b}}}}}, plugin, nil, []string{"nvidia.com/gpu"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -72,21 +70,6 @@ func TestConflictOf(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestPublishedInConflict(t *testing.T) {
-	node := twoGPUs(t)
-	node.Offers[1].TimeSlice = &policy.Sharing{Shares: 4}
-	nothing := func(*gpu.GPU) bool { return false }
-	left, taints := publishedInConflict(node, nothing)
-	if len(left.GPUs) != 0 || taints != nil || len(node.GPUs) != 2 {
-		t.Errorf("got %v with taints %v where nothing is allocated, want nothing", left.GPUs, taints)
-	}
-	left, taints = publishedInConflict(node, func(g *gpu.GPU) bool { return g.PCI == node.GPUs[1].PCI })
-	want := []nodeslices.Taint{{Device: "gpu-0000-1c-00-0", Key: nodeslices.TaintConflict}, {Device: "gpu-0000-1c-00-0-timeslice", Key: nodeslices.TaintConflict}}
-	if diff := cmp.Diff(want, taints); diff != "" || len(left.GPUs) != 1 {
-		t.Errorf("one GPU allocated: %d GPUs are left; taints (-want +got):\n%s", len(left.GPUs), diff)
 	}
 }
 
@@ -126,26 +109,6 @@ func TestDesired_Conflict(t *testing.T) {
 			t.Errorf("%s: status %v, conflict %q, want one: %t", step.name, p.Status.Conflict, b.Memory.Conflict, step.conflict)
 		}
 		b.wantPublished(step.name, b.device(0), true, !step.conflict)
-	}
-}
-
-func TestDesired_ConflictWhileAllocated(t *testing.T) {
-	b := newBed(t, "a30")
-	b.step(Policies)
-	b.allocate(records.Device{GPU: b.device(1)})
-	b.step(Allocations)
-	b.Cluster.Others = []cluster.Device{{Driver: "gpu.nvidia.com", Name: "gpu-0", PCI: b.Inventory.GPUs[0].PCI}}
-	b.step(Cluster)
-	b.listed()
-	if diff := cmp.Diff(b.every(1), b.tainted(nodeslices.TaintConflict)); diff != "" {
-		t.Errorf("tainted (-want +got):\n%s", diff)
-	}
-	for _, devices := range b.slices {
-		for _, d := range devices {
-			if !strings.HasPrefix(d, b.device(1)) || !strings.HasSuffix(d, "!") {
-				t.Errorf("device %s is published, want those of %s alone, tainted", d, b.device(1))
-			}
-		}
 	}
 }
 

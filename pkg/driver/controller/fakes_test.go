@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
@@ -72,6 +73,13 @@ func (b *bed) write(name, text string) {
 	b.load(policy.Format{})
 }
 
+// rules makes plans for a policy of these rules.
+func (b *bed) rules(text string) {
+	b.t.Helper()
+	b.write("default.yaml", "rules: ["+text+"]")
+	b.step(Policies)
+}
+
 // load reads the policy files.
 func (b *bed) load(format policy.Format) {
 	b.t.Helper()
@@ -105,18 +113,7 @@ func (b *bed) step(changed Aspect) Plan {
 			}
 		}
 		if b.plan.Slices != nil {
-			b.slices = nil
-			for _, s := range b.plan.Slices {
-				var devices []string
-				for _, d := range s.Devices {
-					name := d.Name
-					if len(d.Taints) > 0 {
-						name += "!"
-					}
-					devices = append(devices, name)
-				}
-				b.slices = append(b.slices, devices)
-			}
+			b.slices = devicesOf(b.plan.Slices)
 		}
 		b.Memory, b.Changed = b.plan.Memory, 0
 		if !b.plan.ObserveAgain {
@@ -128,6 +125,23 @@ func (b *bed) step(changed Aspect) Plan {
 	}
 	b.plan.Recover, b.plan.Layouts, b.plan.LeaveMIGMode = work.Recover, work.Layouts, work.LeaveMIGMode
 	return b.plan
+}
+
+// devicesOf are the devices of slices, with a ! on those that are tainted.
+func devicesOf(slices []nodeslices.Slice) [][]string {
+	var all [][]string
+	for _, s := range slices {
+		var devices []string
+		for _, d := range s.Devices {
+			name := d.Name
+			if len(d.Taints) > 0 {
+				name += "!"
+			}
+			devices = append(devices, name)
+		}
+		all = append(all, devices)
+	}
+	return all
 }
 
 // heard returns the Events since the last call.
@@ -172,6 +186,13 @@ func (b *bed) allocate(devices ...records.Device) {
 		})
 	}
 	b.Records = b.Allocations
+}
+
+// allocates notes claims and makes plans.
+func (b *bed) allocates(devices ...records.Device) {
+	b.t.Helper()
+	b.allocate(devices...)
+	b.step(Allocations)
 }
 
 // device is the name of the whole GPU i.
@@ -231,13 +252,4 @@ func (b *bed) every(i int) []string {
 		names = append(names, s.Name())
 	}
 	return names
-}
-
-func address(t *testing.T, text string) gpu.PCIAddress {
-	t.Helper()
-	pci, err := gpu.ParsePCIAddress(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pci
 }

@@ -145,37 +145,72 @@ func consumption(all []nodeslices.Slice) (devices map[string][]resourceapi.Devic
 
 var sameErrors = cmp.Comparer(func(a, b error) bool { return text(a) == text(b) })
 
-// For any sequence of observations no allocated device ever leaves the plan, what cannot be allocated together is excluded,
-// and equal observations give equal plans.
+// For any sequence of observations no allocated device ever leaves the plan, also where a part of the claims is yet to be prepared and
+// is known only by a listing. What cannot be allocated together is excluded, equal observations give equal plans, and a plan changes
+// nothing of the one before.
 func TestDesired_Invariants(t *testing.T) {
-	for seed := range uint64(3) {
+	for seed := range uint64(7) {
+		unprepared := seed > 2
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			b := newRandomBed(t, seed)
-			published := 0
-			for step := range 40 {
+			hidden, published := map[string]bool{}, 0
+			for step := range 60 {
 				b.change()
-				for b.Pass = 0; ; b.Pass++ {
-					b.Changed = b.aspects
-					p, again := Desired(b.Observed), Desired(b.Observed)
-					if !reflect.DeepEqual(p, again) { // cmp.Diff of two plans takes a second
-						t.Fatalf("step %d: equal observations give two plans:\n%s", step, cmp.Diff(p, again, sameErrors))
-					}
-					b.Memory, b.aspects = p.Memory, 0
-					if p.Slices != nil {
-						published++
-						b.checkAllocated(step, p.Slices)
-						b.published = p.Slices
-					}
-					if !p.ObserveAgain {
-						break
+				if unprepared {
+					b.hide(hidden)
+				}
+				published += b.plans(step)
+				before := slices.Clone(b.allocated)
+				b.claim()
+				for _, s := range b.allocated {
+					if unprepared && !slices.Contains(before, s) && b.chance(2) {
+						hidden[s.Name()] = true
 					}
 				}
-				b.claim()
 			}
 			if published < 20 {
 				t.Errorf("published %d times, which shows little", published)
 			}
 		})
+	}
+}
+
+// hide has claims known only once they are listed.
+func (b *randomBed) hide(hidden map[string]bool) {
+	b.Listed = time.Time{}
+	if !b.plan.List.IsZero() {
+		b.Listed = b.Now
+		clear(hidden)
+	}
+	b.Allocations = slices.DeleteFunc(b.Allocations, func(r *records.Record) bool { return hidden[r.Devices[0].Device] })
+	b.Records = b.Allocations
+}
+
+// plans makes plans until the node need not be observed again, and returns how many of them publish.
+func (b *randomBed) plans(step int) (published int) {
+	b.t.Helper()
+	for b.Pass = 0; ; b.Pass++ {
+		b.Changed = b.aspects
+		var offers []policy.Offer
+		if was := b.Memory.Offered; was != nil {
+			offers = slices.Clone(was.Offers)
+		}
+		p, again := Desired(b.Observed), Desired(b.Observed)
+		if !reflect.DeepEqual(p, again) { // cmp.Diff of two plans takes a second
+			b.t.Fatalf("step %d: equal observations give two plans:\n%s", step, cmp.Diff(p, again, sameErrors))
+		}
+		if was := b.Memory.Offered; was != nil && !reflect.DeepEqual(offers, was.Offers) {
+			b.t.Fatalf("step %d: the plan before has changed (-before +after):\n%s", step, cmp.Diff(offers, was.Offers))
+		}
+		b.plan, b.Memory, b.aspects = p, p.Memory, 0
+		if p.Slices != nil {
+			published++
+			b.checkAllocated(step, p.Slices)
+			b.published = p.Slices
+		}
+		if !p.ObserveAgain {
+			return published
+		}
 	}
 }
 
@@ -231,28 +266,4 @@ func checkCounted(all []nodeslices.Slice, inventory *gpu.Node) error {
 		}
 	}
 	return nil
-}
-
-// A plan changes nothing of what it was made of.
-func TestDesired_Pure(t *testing.T) {
-	b := newRandomBed(t, 9)
-	for range 20 {
-		b.change()
-		before := b.Observed
-		offered := policy.Node{}
-		if before.Memory.Offered != nil {
-			offered.Offers = slices.Clone(before.Memory.Offered.Offers)
-		}
-		p := Desired(b.Observed)
-		if before.Memory.Offered != nil {
-			if !reflect.DeepEqual(offered.Offers, before.Memory.Offered.Offers) {
-				t.Fatalf("the plan before has changed (-before +after):\n%s", cmp.Diff(offered.Offers, before.Memory.Offered.Offers))
-			}
-		}
-		b.Memory = p.Memory
-		if p.Slices != nil {
-			b.published = p.Slices
-			b.claim()
-		}
-	}
 }

@@ -154,20 +154,7 @@ func (f fakeClaims) EndSession(context.Context) error {
 
 func (f *fakeNode) Want(wanted []nodeslices.Slice) {
 	f.note("publish")
-	f.set(func() {
-		f.slices = nil
-		for _, s := range wanted {
-			var devices []string
-			for _, d := range s.Devices {
-				name := d.Name
-				if len(d.Taints) > 0 {
-					name += "!"
-				}
-				devices = append(devices, name)
-			}
-			f.slices = append(f.slices, devices)
-		}
-	})
+	f.set(func() { f.slices = devicesOf(wanted) })
 }
 
 func (f *fakeNode) Arrived() bool { return true }

@@ -3,12 +3,10 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -122,8 +120,7 @@ func TestDesired_Mode(t *testing.T) {
 // A GPU waits for its claims, and no other GPU waits for it.
 func TestDesired_ModeClaims(t *testing.T) {
 	b := newModeBed(t)
-	b.allocate(records.Device{GPU: b.device(0)})
-	b.step(Allocations)
+	b.allocates(records.Device{GPU: b.device(0)})
 	b.choose("inference")
 	b.after(modeSettle)
 	b.wantOrder("with a claim on GPU 0", "1 on")
@@ -149,8 +146,7 @@ func TestDesired_ModeClaims(t *testing.T) {
 	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "ns/c0") || !strings.Contains(events[0], "released their devices: ns/c2") {
 		t.Errorf("Events = %q, want one about what is being released", events)
 	}
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	b.wantOrder("once the claim has ended", "0 on")
 }
 
@@ -206,8 +202,7 @@ func TestDesired_ModeLeft(t *testing.T) {
 	b.write("training.yaml", strings.ReplaceAll(trainingRules, "whenIdle", "never"))
 	b.step(Policies)
 	b.wantOrder("though the mode is taken as found", "2 off")
-	b.allocate(records.Device{GPU: b.device(2)})
-	b.step(Allocations)
+	b.allocates(records.Device{GPU: b.device(2)})
 	b.wantOrder("with a claim", "2 off")
 	b.ModesLeft = nil
 	b.step(0)
@@ -321,42 +316,9 @@ func TestDesired_ModeFlipped(t *testing.T) {
 // Boards that need no reset change their mode with their claims, whatever the rule says.
 func TestDesired_ModeHopper(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	b.write("default.yaml", "rules: [{mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}}]")
-	b.step(Inventory | Policies)
+	b.rules("{mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}}")
 	b.after(time.Hour)
 	if b.plan.Mode != nil || b.plan.Offer.Offer(&b.Inventory.GPUs[0]).PartitionMode() != policy.Layout {
 		t.Errorf("order %v", b.plan.Mode)
 	}
-}
-
-// The loop goes on while a mode is changed, and looks at what has become of it.
-func TestLoop_Mode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, f := newFakeLoop(t, "dgx-a100")
-		dir := newModeBed(t).dir
-		l.Sources.Policies = func() (*policy.Set, error) { return policy.Load(dir, policy.Format{}) }
-		f.set(func() { f.state.Node.Policy, f.modeErr = "inference", errors.New("in use") })
-		ctx, cancel := context.WithCancel(t.Context())
-		l.Begin(ctx)
-		done := make(chan error)
-		go func() { done <- l.Run(ctx) }()
-		<-time.After(modeSettle + 100*time.Millisecond)
-		synctest.Wait()
-		name := read(f, &f.inventory).GPUs[0].PCI.DeviceName()
-		if got := f.took(); strings.Count(got, "mode "+name+" true") != 1 {
-			t.Errorf("calls: %s", got)
-		}
-		if events := read(f, &f.events); !slices.Contains(events, reasonModeNotChanged) {
-			t.Errorf("Events = %v", events)
-		}
-		<-time.After(modeRetry)
-		synctest.Wait()
-		if got := f.took(); strings.Count(got, "mode "+name+" true") != 1 {
-			t.Errorf("calls after the pause: %s", got)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
 }

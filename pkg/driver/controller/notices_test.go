@@ -12,16 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
-// noticed are the different taints of a notice that the devices of a node have, and how many of them have one.
-func (b *bed) noticed() (taint string, devices int) {
-	for _, t := range b.Memory.Published.Taints {
-		if t.Key == nodeslices.TaintNotice {
-			taint, devices = t.Value+":"+string(t.Effect), devices+1
-		}
-	}
-	return taint, devices
-}
-
 func TestDesired_Notices(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.NoticePolicy = notices.Policy{Lead: time.Hour, EvictBefore: time.Minute}
@@ -56,7 +46,12 @@ func TestDesired_Notices(t *testing.T) {
 	} {
 		b.Now, b.Notices = start.Add(tt.after), tt.standing
 		p := b.step(Notices)
-		taint, devices := b.noticed()
+		taint, devices := "", 0
+		for _, t := range b.Memory.Published.Taints {
+			if t.Key == nodeslices.TaintNotice {
+				taint, devices = t.Value+":"+string(t.Effect), devices+1
+			}
+		}
 		if taint != tt.taint || devices != tt.devices {
 			t.Errorf("%s: %d devices have %q, want %d with %q", tt.name, devices, taint, tt.devices, tt.taint)
 		}

@@ -33,6 +33,9 @@ func TestDesired_MPS(t *testing.T) {
 	}
 	b.MPS, b.Memory = away, Memory{}
 	b.step(Supervisor)
+	if why := b.plan.Offer.Offers[0].NoMPS; !strings.Contains(why, away.Error()) {
+		t.Errorf("there is no MPS because of %q, want %v", why, away)
+	}
 	steps := []struct {
 		name             string
 		mps              error
@@ -68,34 +71,6 @@ func TestDesired_MPSAllocatedAtStart(t *testing.T) {
 	b.step(Policies)
 	if got, taints := ofKind(b.plan.Offer, gpu.MPS), b.tainted(nodeslices.TaintNoMPS); len(got) != 2 || len(taints) != 2 {
 		t.Errorf("got devices %v with taints %v, want both GPUs, tainted", got, taints)
-	}
-}
-
-func TestDesired_MPSOff(t *testing.T) {
-	b := newBed(t, "a30")
-	b.MPS = errors.New("the plugin runs with an empty --mps-socket")
-	for range 2 {
-		b.step(Supervisor)
-		if got := ofKind(b.plan.Offer, gpu.MPS); got != nil {
-			t.Errorf("got %v by MPS, want nothing", got)
-		}
-	}
-	if b.plan.Recover {
-		t.Error("off at every look counts as a change")
-	}
-	for i := range b.plan.Offer.GPUs {
-		if why := b.plan.Offer.Offers[i].NoMPS; !strings.Contains(why, "--mps-socket") {
-			t.Errorf("GPU %d has no MPS because of %q, want the flag named", i, why)
-		}
-	}
-}
-
-func TestDesired_SharesUnsupported(t *testing.T) {
-	b := newBed(t, "a30")
-	b.Counted.Shares = errors.New("GPUs are not shared on Kubernetes 1.35")
-	b.step(Policies)
-	if got := append(ofKind(b.plan.Offer, gpu.MPS), ofKind(b.plan.Offer, gpu.TimeSlice)...); got != nil {
-		t.Errorf("got %v, want no shares", got)
 	}
 }
 
@@ -141,8 +116,7 @@ func TestDesired_WithdrawnWhileAllocated(t *testing.T) {
 	if diff := cmp.Diff(kept, b.plan.Offer.Offers[2].Partitions); diff != "" {
 		t.Errorf("partitions of GPU 2 (-want +got):\n%s", diff)
 	}
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	if o := b.plan.Offer.Offers[0]; o.TimeSlice != nil || o.Withdrawn != (gpu.Tiers{}) {
 		t.Errorf("got %+v once nothing is allocated, want what the policy has", o)
 	}
@@ -191,46 +165,20 @@ func TestDesired_Order(t *testing.T) {
 	}
 }
 
-func TestFreeGPUs(t *testing.T) {
-	g := &gpu.GPU{PCI: gpu.PCIAddress{Bus: 1}}
-	for admin, want := range map[bool]bool{true: true, false: false} {
-		free := freeGPUs([]*records.Record{{Devices: []records.Device{{GPU: g.PCI.DeviceName(), AdminAccess: admin}}}})
-		if free(g) != want || !free(&gpu.GPU{PCI: gpu.PCIAddress{Bus: 2}}) {
-			t.Errorf("admin access %t: free %t, want %t", admin, free(g), want)
-		}
-	}
-}
-
-// timeSlices are the time-sliced GPUs, by index, in the order in which they are published.
-func (b *bed) timeSlices() (order []int) {
-	for _, devices := range b.slices {
-		for _, device := range devices {
-			for i := range b.Inventory.GPUs {
-				if device == (gpu.Shape{GPU: &b.Inventory.GPUs[i], Share: gpu.TimeSlice}).Name() {
-					order = append(order, i)
-				}
-			}
-		}
-	}
-	return order
-}
-
 // TestDesired_SharedFirst: the scheduler takes the first device with room, so that a GPU that is shared already is published first, or
 // last by a policy that spreads shares.
 func TestDesired_SharedFirst(t *testing.T) {
 	for placement, place := range map[string]int{"pack": 0, "spread": 7} {
 		b := newBed(t, "hgx-h100")
-		b.write("default.yaml", "rules: [{tiers: [timeSlice], timeSlice: {placement: "+placement+"}}]")
-		b.step(Policies)
-		before := b.timeSlices()
-		b.allocate(records.Device{GPU: b.device(5), Device: b.device(5) + "-timeslice", Share: &records.Share{Kind: gpu.TimeSlice}})
-		b.step(Allocations)
-		after := b.timeSlices()
+		b.rules("{tiers: [timeSlice], timeSlice: {placement: " + placement + "}}")
+		shared, before := b.device(5)+"-timeslice", slices.Concat(b.slices...)
+		b.allocates(records.Device{GPU: b.device(5), Device: shared, Share: &records.Share{Kind: gpu.TimeSlice}})
+		after := slices.Concat(b.slices...)
 		if len(before) != 8 || len(after) != 8 {
-			t.Fatalf("%s: GPUs %v, then %v are published, want 8", placement, before, after)
+			t.Fatalf("%s: %v, then %v are published, want 8", placement, before, after)
 		}
-		if before[place] == 5 || after[place] != 5 {
-			t.Errorf("%s: GPUs %v, once GPU 5 has a claim %v, want it at %d", placement, before, after, place)
+		if before[place] == shared || after[place] != shared {
+			t.Errorf("%s: %v, once GPU 5 has a claim %v, want it at %d", placement, before, after, place)
 		}
 	}
 }

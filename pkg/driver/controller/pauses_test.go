@@ -153,11 +153,9 @@ func TestDesired_PauseNoProgress(t *testing.T) {
 func TestDesired_PauseClaims(t *testing.T) {
 	b := newPauseBed(t)
 	b.fails(0, errHeld)
-	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1), AdminAccess: true})
-	b.step(Allocations)
+	b.allocates(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1), AdminAccess: true})
 	b.wantPaused("with claims")
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	b.fails(0, errHeld)
 	b.wantPaused("just after the claims")
 	b.after(pauseRetry)
@@ -181,19 +179,16 @@ func TestDesired_PauseWhileRunning(t *testing.T) {
 	b = newPauseBed(t)
 	b.fails(0, errHeld)
 	b.ModeRunning, b.ModeFailures = ModeOrder{GPU: b.device(0), Enable: true}, nil
-	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1)})
-	b.step(Allocations)
+	b.allocates(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(1)})
 	b.wantPaused("although claims came", dcgm, exporter)
 }
 
 // The Event about a pause in vain says nothing of GPUs that were not tried, such as which claims they have waited for before.
 func TestDesired_PauseNotTried(t *testing.T) {
 	b := newPauseBed(t)
-	b.allocate(records.Device{GPU: b.device(1)})
-	b.step(Allocations)
+	b.allocates(records.Device{GPU: b.device(1)})
 	b.fails(0, errHeld)
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	b.heard()
 	b.after(pauseAtMost)
 	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "claims") || strings.Count(events[0], b.Inventory.GPUs[0].UUID) != 1 {
@@ -348,7 +343,8 @@ func TestDesired_PauseReset(t *testing.T) {
 	b.wantPaused("reset")
 }
 
-// The loop has clients stopped, and after a restart all start again, whatever was stopped before.
+// The loop goes on while a mode is changed, looks at what has become of it, and has clients stopped. After a restart all start again,
+// whatever was stopped before.
 func TestLoop_Pause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, f := newFakeLoop(t, "dgx-a100")
@@ -372,10 +368,16 @@ func TestLoop_Pause(t *testing.T) {
 		}
 		<-time.After(modeSettle + 100*time.Millisecond)
 		synctest.Wait()
-		if got := f.took(); !strings.Contains(got, "pause ["+dcgm+"]") {
+		mode := "mode " + read(f, &f.inventory).GPUs[0].PCI.DeviceName() + " true"
+		if got := f.took(); !strings.Contains(got, "pause ["+dcgm+"]") || strings.Count(got, mode) != 1 {
 			t.Errorf("held: %s", got)
 		}
 		f.set(func() { f.state.Node.Clients[dcgm] = v1alpha1.ClientsPaused })
+		<-time.After(modeRetry)
+		synctest.Wait()
+		if got := f.took(); strings.Count(got, mode) != 1 {
+			t.Errorf("after the pause: %s", got)
+		}
 		<-time.After(pauseAtMost + modeRetry)
 		synctest.Wait()
 		if got := f.took(); !strings.HasSuffix(strings.TrimSpace(got[:strings.LastIndex(got, "pause")+8]), "pause []") {

@@ -37,11 +37,8 @@ func TestDesired(t *testing.T) {
 		look      time.Duration // from now; zero for never
 	}{
 		"nothing":                  {change: func(*bed) {}, work: ""},
-		"inventory unchanged":      {change: func(*bed) {}, changed: Inventory},
-		"partitions changed":       {change: func(*bed) {}, changed: Partitions, work: "layouts"},
 		"partition of another":     {change: func(b *bed) { b.Occupied = []string{b.device(0)} }, changed: Partitions, work: "layouts", published: true},
 		"existing partition":       {change: func(b *bed) { b.Existing = []Existing{{b.every(0)[4], "MIG-1"}} }, changed: Partitions, work: "layouts", published: true},
-		"allocations unchanged":    {change: func(*bed) {}, changed: Allocations, work: "leave MIG mode"},
 		"GPU allocated, order new": {change: func(b *bed) { b.allocate(records.Device{GPU: b.device(7)}) }, changed: Allocations, work: "leave MIG mode", published: true},
 		"admin access": {change: func(b *bed) { b.allocate(records.Device{GPU: b.device(7), AdminAccess: true}) }, changed: Allocations,
 			work: "leave MIG mode"},
@@ -116,6 +113,7 @@ func TestDesired(t *testing.T) {
 	}
 }
 
+// What lies on the GPUs is known after the first recovery only: a layout that is fitted without it would move.
 func TestDesired_FirstPublication(t *testing.T) {
 	for name, tt := range map[string]struct {
 		ready, mig  bool
@@ -137,8 +135,8 @@ func TestDesired_FirstPublication(t *testing.T) {
 			}
 			b.Changed = Inventory | Policies
 			p := Desired(b.Observed)
-			if (p.Slices != nil) != tt.first || p.Recover != tt.recover || p.Offer == nil {
-				t.Errorf("first pass: slices %t, recover %t; want %t, %t", p.Slices != nil, p.Recover, tt.first, tt.recover)
+			if (p.Slices != nil) != tt.first || p.Recover != tt.recover || p.Layouts || p.Offer == nil {
+				t.Errorf("first pass: slices %t, recover %t, layouts %t; want %t, %t, false", p.Slices != nil, p.Recover, p.Layouts, tt.first, tt.recover)
 			}
 			if p.ObserveAgain != tt.recover {
 				t.Errorf("observe again: got %t, want %t", p.ObserveAgain, tt.recover)
@@ -160,8 +158,7 @@ func TestDesired_FirstPublication(t *testing.T) {
 // Where what is offered never settles, the node is published all the same.
 func TestDesired_NeverSettles(t *testing.T) {
 	b := newBed(t, "a30")
-	b.write("default.yaml", "rules: [{mig: {mode: existing}}]")
-	b.step(Policies)
+	b.rules("{mig: {mode: existing}}")
 	for b.Pass = 0; ; b.Pass++ {
 		places := []gpu.Place{{ProfileID: 14, Placement: gpu.Placement{Start: b.Pass % 2, Size: 1}}}
 		b.Unclaimed = map[gpu.PCIAddress][]gpu.Place{b.Inventory.GPUs[0].PCI: places, b.Inventory.GPUs[1].PCI: places}
@@ -271,6 +268,7 @@ func TestDesired_Inventory(t *testing.T) {
 	b.step(Inventory | Policies)
 	b.heard()
 	all := b.Inventory
+	var events []string
 	change := func(edit func(n *gpu.Node)) {
 		n := *all
 		n.GPUs = slices.Clone(all.GPUs)
@@ -296,12 +294,17 @@ func TestDesired_Inventory(t *testing.T) {
 			n.GPUs[3].UUID = "GPU-other"
 			n.Problems = []gpu.Problem{{Index: 8, Err: errors.New("GPU 8 cannot be read")}}
 		}, nil, 0, 8, true},
+		{"MIG mode needs a reset", func(n *gpu.Node) {
+			n.GPUs[3].UUID = "GPU-other"
+			n.GPUs[3].MIG.NeedsReset, n.GPUs[3].Virtualization = true, gpu.PassThrough
+		}, []string{"Warning MIGModeNeedsReset"}, 0, 8, false},
 	} {
 		change(tt.edit)
 		b.Changed, b.Pass = Inventory, 0
 		p := Desired(b.Observed)
 		b.step(Inventory)
-		if diff := cmp.Diff(tt.events, reasons(b.heard())); diff != "" {
+		events = b.heard()
+		if diff := cmp.Diff(tt.events, reasons(events)); diff != "" {
 			t.Errorf("%s: Events (-want +got):\n%s", tt.name, diff)
 		}
 		if len(p.Removed) != tt.removed || p.Status.GPUs != tt.gpus || p.NewInventory == tt.same || p.Recover == tt.same {
@@ -309,12 +312,14 @@ func TestDesired_Inventory(t *testing.T) {
 				p.NewInventory, p.Recover, tt.removed, tt.gpus, !tt.same, !tt.same)
 		}
 	}
+	if said := strings.Join(events, "\n"); !strings.Contains(said, "reboot") {
+		t.Errorf("of a virtual machine that needs a reboot it says %q", said)
+	}
 }
 
 func TestDesired_Taints(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	b.write("default.yaml", "rules: [{health: {reaction: NoExecute}}]")
-	b.step(Policies)
+	b.rules("{health: {reaction: NoExecute}}")
 	b.Conditions = map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[1].PCI: {{Reason: "gpu-lost"}, {Reason: "xid-79"}}}
 	b.Incomplete = map[string]error{b.device(2): errors.New("no /dev/nvidia2")}
 	b.Occupied = []string{b.device(3)}
@@ -337,8 +342,7 @@ func TestDesired_Taints(t *testing.T) {
 
 func TestLacksPartitions(t *testing.T) {
 	b := newBed(t, "a30")
-	b.write("default.yaml", "rules: [{match: {indexes: [1]}, mig: {layout: {1g.6gb: 2}}}, {tiers: [exclusive]}]")
-	b.step(Policies)
+	b.rules("{match: {indexes: [1]}, mig: {layout: {1g.6gb: 2}}}, {tiers: [exclusive]}")
 	node, pci := b.plan.Offer, b.Inventory.GPUs[1].PCI
 	places := node.Offers[1].Partitions.Places
 	if len(places) != 2 {
@@ -351,19 +355,5 @@ func TestLacksPartitions(t *testing.T) {
 		if got := lacksPartitions(node, map[gpu.PCIAddress][]gpu.Place{pci: tt.there}); got != tt.want {
 			t.Errorf("%s: got %t, want %t", name, got, tt.want)
 		}
-	}
-}
-
-// What lies on the GPUs is known after the first recovery only: a layout that is fitted without it would move.
-func TestDesired_LayoutsAfterRecovery(t *testing.T) {
-	b := newBed(t, "a30")
-	b.Ready, b.Pass, b.Changed = true, 0, Inventory
-	first := Desired(b.Observed)
-	if !first.Recover || first.Layouts || !first.ObserveAgain {
-		t.Errorf("first pass: recover %t, layouts %t, observe again %t; want true, false, true", first.Recover, first.Layouts, first.ObserveAgain)
-	}
-	b.Memory, b.Pass, b.Changed = first.Memory, 1, 0
-	if second := Desired(b.Observed); second.Recover || !second.Layouts {
-		t.Errorf("second pass: recover %t, layouts %t; want false, true", second.Recover, second.Layouts)
 	}
 }

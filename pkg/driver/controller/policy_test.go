@@ -137,48 +137,39 @@ func TestDesired_BuiltInPolicy(t *testing.T) {
 	}
 }
 
-// A claim may have been allocated a device and not have been prepared when the policy changes.
+// A claim may have been allocated a device and not have been prepared when the policy changes, also while the plugin is away.
 func TestDesired_PreviousPolicy(t *testing.T) {
-	b := newBed(t, "a30")
-	b.write("training.yaml", "rules: [{tiers: [exclusive]}]")
-	b.write("inference.yaml", "rules: [{tiers: [timeSlice]}]")
-	b.Cluster.Node.Policy = "training"
-	b.look(false)
-	if b.Memory.Previous != nil {
-		t.Error("devices are withdrawn, though nothing was offered before")
-	}
-	b.Cluster.Node.Policy = "inference"
-	b.look(false)
-	if got, want := b.offered(), "0:gpu! 0:timeslice 1:gpu! 1:timeslice"; got != want {
-		t.Errorf("just after the change the GPUs offer %q, want %q", got, want)
-	}
-	b.allocate(records.Device{GPU: b.device(0)})
-	b.listed()
-	if got, want := b.offered(), "0:gpu! 0:timeslice 1:timeslice"; got != want {
-		t.Errorf("later the GPUs offer %q, want %q", got, want)
-	}
-	if !hasWithdrawn(b.plan.Offer) {
-		t.Error("nothing counts as withdrawn, though the policy no longer offers what is allocated")
-	}
-	b.allocate()
-	b.step(Allocations)
-	if hasWithdrawn(b.plan.Offer) || b.offered() != "0:timeslice 1:timeslice" {
-		t.Errorf("once nothing is allocated the GPUs offer %q", b.offered())
-	}
-}
-
-// The policy that was active when the plugin ended counts as the previous one, too.
-func TestDesired_PreviousPolicyAfterRestart(t *testing.T) {
-	b := newBed(t, "a30")
-	b.write("training.yaml", "rules: [{tiers: [exclusive]}]")
-	b.write("inference.yaml", "rules: [{tiers: [timeSlice]}]")
-	b.Cluster.Node.Policy = "training"
-	b.look(false)
-	b.Memory = Memory{Active: b.Memory.Active}
-	b.Cluster.Node.Policy = "inference"
-	b.look(false)
-	if got, want := b.offered(), "0:gpu! 0:timeslice 1:gpu! 1:timeslice"; got != want {
-		t.Errorf("the GPUs offer %q, want %q", got, want)
+	for name, restarts := range map[string]bool{"running": false, "restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "a30")
+			b.write("training.yaml", "rules: [{tiers: [exclusive]}]")
+			b.write("inference.yaml", "rules: [{tiers: [timeSlice]}]")
+			b.Cluster.Node.Policy = "training"
+			b.look(false)
+			if b.Memory.Previous != nil {
+				t.Error("devices are withdrawn, though nothing was offered before")
+			}
+			if restarts {
+				b.Memory = Memory{Active: b.Memory.Active}
+			}
+			b.Cluster.Node.Policy = "inference"
+			b.look(false)
+			if got, want := b.offered(), "0:gpu! 0:timeslice 1:gpu! 1:timeslice"; got != want {
+				t.Errorf("just after the change the GPUs offer %q, want %q", got, want)
+			}
+			b.allocate(records.Device{GPU: b.device(0)})
+			b.listed()
+			if got, want := b.offered(), "0:gpu! 0:timeslice 1:timeslice"; got != want {
+				t.Errorf("later the GPUs offer %q, want %q", got, want)
+			}
+			if !hasWithdrawn(b.plan.Offer) {
+				t.Error("nothing counts as withdrawn, though the policy no longer offers what is allocated")
+			}
+			b.allocates()
+			if hasWithdrawn(b.plan.Offer) || b.offered() != "0:timeslice 1:timeslice" {
+				t.Errorf("once nothing is allocated the GPUs offer %q", b.offered())
+			}
+		})
 	}
 }
 

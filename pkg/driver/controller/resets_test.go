@@ -24,20 +24,9 @@ func (b *bed) request(reset string) {
 	b.step(Publication)
 }
 
-// resetTaints are the devices that are tainted for a reset.
-func (b *bed) resetTaints() []string {
-	var devices []string
-	for _, taint := range b.plan.Memory.Published.Taints {
-		if taint.Key == nodeslices.TaintReset {
-			devices = append(devices, taint.Device)
-		}
-	}
-	return devices
-}
-
 func (b *bed) wantTaints(when string, want ...string) {
 	b.t.Helper()
-	if diff := cmp.Diff(want, b.resetTaints()); diff != "" {
+	if diff := cmp.Diff(want, b.tainted(nodeslices.TaintReset)); diff != "" {
 		b.t.Errorf("%s: devices tainted for a reset (-want +got):\n%s", when, diff)
 	}
 }
@@ -55,8 +44,7 @@ func TestDesired_Reset(t *testing.T) {
 		!strings.Contains(events[0], "will be reset once these claims have ended: ns/c0") {
 		t.Errorf("Events = %q, want one about the claim", events)
 	}
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	b.wantOrder("once the claim has ended", "2 reset")
 	b.ModeRunning, b.ModesLeft = *b.plan.Mode, map[string]bool{b.device(2): true}
 	b.after(time.Second)

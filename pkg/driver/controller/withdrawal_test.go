@@ -4,13 +4,15 @@ package controller
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
@@ -57,8 +59,7 @@ func TestDesired_WithdrawnBeforePrepared(t *testing.T) {
 	b.step(Inventory | Policies)
 	mig := partition19(b.device(0), 6)
 	b.wantPublished("before", mig.Device, true, true)
-	b.write("default.yaml", "rules: [{mig: {layout: {3g.40gb: 2}}}]")
-	b.step(Policies)
+	b.rules("{mig: {layout: {3g.40gb: 2}}}")
 	for _, when := range []string{"policy changed", "later", "much later"} {
 		b.wantPublished(when, mig.Device, true, false)
 		if b.plan.Layouts || !b.plan.List.IsZero() {
@@ -85,8 +86,7 @@ func TestDesired_WithdrawnBeforePrepared(t *testing.T) {
 	b.step(Listing | Allocations)
 	b.wantPublished("listed, allocated", mig.Device, true, false)
 	b.wantPublished("listed, not allocated", partition19(b.device(0), 5).Device, false, false)
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	b.wantPublished("deallocated", mig.Device, false, false)
 }
 
@@ -94,8 +94,7 @@ func TestDesired_WithdrawnBeforePrepared(t *testing.T) {
 func TestDesired_WithdrawalNotSeenToArrive(t *testing.T) {
 	b := newBed(t, "a30")
 	b.step(Inventory | Policies)
-	b.write("default.yaml", "rules: [{tiers: [timeSlice]}]")
-	b.step(Policies)
+	b.rules("{tiers: [timeSlice]}")
 	b.ListFailed = b.Now.Add(arriveAtMost / 2)
 	b.after(arriveAtMost)
 	if got := b.plan.LookAgain.Sub(b.Now); got != arriveAtMost/2 || !b.Memory.Withdrawal.Since.IsZero() {
@@ -117,8 +116,7 @@ func TestDesired_WithdrawalNotSeenToArrive(t *testing.T) {
 func TestDesired_WithdrawalRefused(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.step(Inventory | Policies)
-	b.write("default.yaml", "rules: [{mig: {layout: {3g.40gb: 2}}}]")
-	b.step(Policies)
+	b.rules("{mig: {layout: {3g.40gb: 2}}}")
 	mig := partition19(b.device(0), 6)
 	for _, pause := range []time.Duration{time.Second, arriveAtMost, 2 * arriveAtMost, rewriteAtMost, rewriteAtMost} {
 		b.after(pause)
@@ -173,8 +171,7 @@ func TestDesired_LayoutStays(t *testing.T) {
 	b.allocate(partition19(b.device(0), low), partition19(b.device(0), high))
 	b.step(Inventory | Policies)
 	check("around claims")
-	b.allocate()
-	b.step(Allocations)
+	b.allocates()
 	check("claims ended")
 	b.Memory, b.slices = Memory{Active: b.Memory.Active}, nil
 	places := b.plan.Offer.Offers[0].Partitions.Places
@@ -186,8 +183,7 @@ func TestDesired_LayoutStays(t *testing.T) {
 // The policy that is kept for a restart is the one that still offers what is being withdrawn.
 func TestDesired_PolicyKeptAfterWithdrawal(t *testing.T) {
 	b := newBed(t, "a30")
-	b.write("default.yaml", "rules: [{tiers: [exclusive]}]")
-	b.step(Inventory | Policies)
+	b.rules("{tiers: [exclusive]}")
 	b.write("default.yaml", "rules: [{tiers: [timeSlice]}]")
 	if b.step(Policies); b.plan.Keep != nil {
 		t.Error("the new policy is kept though devices of the old one are being withdrawn")
@@ -253,8 +249,7 @@ func TestDesired_RestartOffersLess(t *testing.T) {
 // A node without slices has published nothing that could be withdrawn, as one that starts for the first time.
 func TestDesired_RestartWithoutSlices(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	b.write("default.yaml", "rules: [{tiers: [exclusive, mps]}]")
-	b.step(Inventory | Policies)
+	b.rules("{tiers: [exclusive, mps]}")
 	b.slices = nil
 	b.restart()
 	b.MPS = errors.New("away")
@@ -276,50 +271,11 @@ func TestDesired_ConflictHidesAfterListing(t *testing.T) {
 	b.allocate(records.Device{GPU: b.device(0)})
 	b.listed()
 	b.wantPublished("listed, allocated", b.device(0), true, false)
+	if diff := cmp.Diff(b.every(0), b.tainted(nodeslices.TaintConflict)); diff != "" {
+		t.Errorf("tainted (-want +got):\n%s", diff)
+	}
 	b.wantPublished("listed, not allocated", b.device(1), false, false)
 	b.Names = nil
 	b.step(Names)
 	b.wantPublished("resolved", b.device(1), true, true)
-}
-
-// For any sequence of observations no allocated device ever leaves what is published, also where a part of the claims is yet to be
-// prepared, and is known only by a listing.
-func TestDesired_UnpreparedStay(t *testing.T) {
-	for seed := range uint64(4) {
-		b := newRandomBed(t, seed)
-		hidden, published := map[string]bool{}, 0
-		for step := range 60 {
-			b.change()
-			b.Listed = time.Time{}
-			if !b.plan.List.IsZero() {
-				b.Listed = b.Now
-				clear(hidden)
-			}
-			b.Allocations = slices.DeleteFunc(b.Allocations, func(r *records.Record) bool { return hidden[r.Devices[0].Device] })
-			b.Records = b.Allocations
-			for b.Pass = 0; ; b.Pass++ {
-				b.Changed = b.aspects
-				b.plan = Desired(b.Observed)
-				b.Memory, b.aspects = b.plan.Memory, 0
-				if b.plan.Slices != nil {
-					published++
-					b.checkAllocated(step, b.plan.Slices)
-					b.published = b.plan.Slices
-				}
-				if !b.plan.ObserveAgain {
-					break
-				}
-			}
-			before := slices.Clone(b.allocated)
-			b.claim()
-			for _, s := range b.allocated {
-				if !slices.Contains(before, s) && b.chance(2) {
-					hidden[s.Name()] = true
-				}
-			}
-		}
-		if published < 20 {
-			t.Errorf("seed %d: published %d times, which shows little", seed, published)
-		}
-	}
 }

@@ -70,13 +70,13 @@ func (s *Sharing) StartMPS(
 type StartError struct {
 	// Device is the name of the whole GPU or the partition.
 	Device string
-	err    error
+	Err    error
 }
 
 func (e *StartError) Error() string {
-	return fmt.Sprintf("start the MPS server of %s: %v", Subject(e.Device), e.err)
+	return fmt.Sprintf("start the MPS server of %s: %v", Subject(e.Device), e.Err)
 }
-func (e *StartError) Unwrap() error { return e.err }
+func (e *StartError) Unwrap() error { return e.Err }
 
 // settings of the server of a GPU or partition.
 func settings(of gpu.Shape, offer *policy.Offer, limits *records.MPS) (Settings, error) {

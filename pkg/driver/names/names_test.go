@@ -92,27 +92,20 @@ func TestDecide(t *testing.T) {
 // Whatever is observed, nothing is published over what the scheduler may allocate under the other name, nobody serves a
 // name that its own plugin or another driver serves, and nothing of a claim is thrown away.
 func TestDecide_Always(t *testing.T) {
-	flags := []bool{false, true}
-	for _, runs := range flags {
-		for _, published := range flags {
-			for _, taken := range flags {
-				for _, listed := range flags {
-					for claims := range 4 {
-						for _, idle := range []time.Duration{0, Linger} {
-							o := Observed{runs, published, taken, listed, claims % 2, claims / 2, idle}
-							p := Decide(o)
-							switch {
-							case (published || !listed) && !p.Hold:
-								t.Errorf("%+v: published", o)
-							case p.Serve && (runs || taken || published):
-								t.Errorf("%+v: served", o)
-							case p.Retire && (runs || published || claims > 0 || !listed || idle < Linger):
-								t.Errorf("%+v: retired", o)
-							}
-						}
-					}
-				}
-			}
+	for bits := range 1 << 7 {
+		is := func(i int) bool { return bits>>i&1 == 1 }
+		o := Observed{is(0), is(1), is(2), is(3), bits >> 4 & 1, bits >> 5 & 1, 0}
+		if is(6) {
+			o.Idle = Linger
+		}
+		p := Decide(o)
+		switch {
+		case (o.Published || !o.Listed) && !p.Hold:
+			t.Errorf("%+v: published", o)
+		case p.Serve && (o.Runs || o.Taken || o.Published):
+			t.Errorf("%+v: served", o)
+		case p.Retire && (o.Runs || o.Published || o.Records+o.Allocated > 0 || !o.Listed || o.Idle < Linger):
+			t.Errorf("%+v: retired", o)
 		}
 	}
 }

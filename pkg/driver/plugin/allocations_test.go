@@ -11,64 +11,62 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// countingAPI counts listings and questions, and refuses them while it is away.
-type countingAPI struct {
-	claim       atomic.Pointer[resourceapi.ResourceClaim]
-	lists, gets atomic.Int64
-	away        atomic.Bool
+// awayAllocations are those of an API server that has a claim with a device of the node, and says nothing of claims while it is away.
+func awayAllocations(t *testing.T, inventory func() *gpu.Node, listed func(error)) (
+	a *allocations, ledger *claims.Ledger, client *fake.Clientset, away *atomic.Bool,
+) {
+	ledger, client, away = newEngine(t).Ledger, fake.NewClientset(renamedClaim("x", "gpu.cleave.dev")), new(atomic.Bool)
+	away.Store(true)
+	client.PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return away.Load(), nil, errors.New("away")
+	})
+	follower := claims.NewFollower(ledger, cluster.Claims{Client: client}, inventory)
+	return &allocations{follower: follower, listed: listed, wake: make(chan struct{}, 1), wanted: time.Now()}, ledger, client, away
 }
 
-func (a *countingAPI) answer() error {
-	if a.away.Load() {
-		return errors.New("away")
+// asked counts how often claims were listed and read since the last call.
+func asked(client *fake.Clientset) (lists, gets int) {
+	for _, a := range client.Actions() {
+		switch a.GetVerb() + " " + a.GetResource().Resource {
+		case "list resourceclaims":
+			lists++
+		case "get resourceclaims":
+			gets++
+		}
 	}
-	return nil
+	client.ClearActions()
+	return lists, gets
 }
 
-func (a *countingAPI) Claim(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
-	a.gets.Add(1)
-	return a.claim.Load(), a.answer()
-}
-
-func (a *countingAPI) Each(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-	a.lists.Add(1)
-	if err := a.answer(); err != nil {
-		return err
+// deleteClaim deletes a claim without a request.
+func deleteClaim(t *testing.T, client *fake.Clientset, name string) {
+	t.Helper()
+	if err := client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "ns", name); err != nil {
+		t.Fatal(err)
 	}
-	visit(a.claim.Load())
-	return nil
 }
 
 // The claims of the cluster are listed at the start, until that has worked, and when that is wanted; in between, only a claim that is
 // not prepared is asked for, less and less often.
 func TestAllocations(t *testing.T) {
-	locks, err := claims.OpenLocks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
-		api, claim := &countingAPI{}, renamedClaim("x", "gpu.cleave.dev")
-		claim.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "x", UID: "uid-x"}
-		api.claim.Store(claim)
-		api.away.Store(true)
-		engine := claims.New(claims.Options{Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, Locks: locks})
 		var listed atomic.Int64
-		a := &allocations{
-			follower: claims.NewFollower(engine.Ledger, api, func() *gpu.Node { return nil }), listed: func(error) { listed.Add(1) },
-			wake: make(chan struct{}, 1), wanted: time.Now(),
-		}
+		a, ledger, client, away := awayAllocations(t, func() *gpu.Node { return nil }, func(error) { listed.Add(1) })
 		defer background(t.Context(), a.run)()
-		count := func(when string, after time.Duration, lists, least, most int64) {
+		count := func(when string, after time.Duration, lists, least, most int) {
 			t.Helper()
 			<-time.After(after)
 			synctest.Wait()
-			if l, g := api.lists.Swap(0), api.gets.Swap(0); l != lists || g < least || g > most {
+			if l, g := asked(client); l != lists || g < least || g > most {
 				t.Errorf("%s: %d lists and %d questions, want %d, and %d to %d", when, l, g, lists, least, most)
 			}
 		}
@@ -80,7 +78,7 @@ func TestAllocations(t *testing.T) {
 		if began, failed := a.state(); !began.IsZero() || failed.IsZero() {
 			t.Errorf("a listing began at %s and failed at %s, want one that has failed", began, failed)
 		}
-		api.away.Store(false)
+		away.Store(false)
 		count("it answers", 10*time.Second, 1, 2, 4)
 		count("an hour later", time.Hour, 0, 100, 130)
 		began, _ := a.state()
@@ -88,10 +86,10 @@ func TestAllocations(t *testing.T) {
 		count("listed since", time.Second, 0, 0, 1)
 		a.want(time.Now())
 		count("a listing is wanted", time.Second, 1, 0, 2)
-		if listed.Load() != 5 || len(engine.Ledger.Allocations()) != 1 {
-			t.Errorf("%d listings are reported, and %d claims known; want 5, and 1", listed.Load(), len(engine.Ledger.Allocations()))
+		if listed.Load() != 5 || len(ledger.Allocations()) != 1 {
+			t.Errorf("%d listings are reported, and %d claims known; want 5, and 1", listed.Load(), len(ledger.Allocations()))
 		}
-		api.claim.Store(nil)
+		deleteClaim(t, client, "x")
 		count("the claim is deleted", time.Minute, 0, 1, 2)
 		count("nobody is asked for", time.Hour, 0, 0, 0)
 	})
@@ -99,16 +97,7 @@ func TestAllocations(t *testing.T) {
 
 // The listing at the start fails, and the check of another driver name lists the claims before the next attempt.
 func TestAllocations_ListedMeanwhile(t *testing.T) {
-	locks, err := claims.OpenLocks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
-		api, claim := &countingAPI{}, renamedClaim("x", "gpu.cleave.dev")
-		claim.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "x", UID: "uid-x"}
-		api.claim.Store(claim)
-		api.away.Store(true)
-		engine := claims.New(claims.Options{Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, Locks: locks})
 		ctx, cancel := context.WithCancel(t.Context())
 		var looks atomic.Int64
 		inventory := func() *gpu.Node { // once for each look at the claim
@@ -117,17 +106,15 @@ func TestAllocations_ListedMeanwhile(t *testing.T) {
 			}
 			return nil
 		}
-		a := &allocations{
-			follower: claims.NewFollower(engine.Ledger, api, inventory), listed: func(error) {}, wake: make(chan struct{}, 1), wanted: time.Now(),
-		}
+		a, _, client, away := awayAllocations(t, inventory, func(error) {})
 		defer background(ctx, a.run)()
 		synctest.Wait()
-		api.away.Store(false)
+		away.Store(false)
 		if !a.list(ctx) {
 			t.Error("the claims are not listed")
 		}
 		<-time.After(time.Minute)
-		if lists := api.lists.Load(); ctx.Err() != nil || lists != 2 {
+		if lists, _ := asked(client); ctx.Err() != nil || lists != 2 {
 			t.Errorf("%d lists and %d looks within a minute, want 2 and some ten", lists, looks.Load())
 		}
 	})

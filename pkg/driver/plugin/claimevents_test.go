@@ -19,33 +19,43 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 	"github.com/cleave-dra/cleave/pkg/driver/mps"
 )
 
-// objectRecorder keeps Events as "kind namespace/name UID reason: message".
+// objectRecorder keeps Events as "type kind namespace/name UID reason: message".
 type objectRecorder struct {
 	record.FakeRecorder
 	mu     sync.Mutex
 	events []string
 }
 
-func (r *objectRecorder) Event(object runtime.Object, _, reason, message string) {
+func (r *objectRecorder) Event(object runtime.Object, kind, reason, message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := object.(*corev1.ObjectReference)
-	r.events = append(r.events, fmt.Sprintf("%s %s/%s %s %s: %s", o.Kind, o.Namespace, o.Name, o.UID, reason, message))
+	r.events = append(r.events, fmt.Sprintf("%s %s %s/%s %s %s: %s", kind, o.Kind, o.Namespace, o.Name, o.UID, reason, message))
 }
 
+// took are the Events since the last call, without their type.
 func (r *objectRecorder) took() (subjects []string, messages map[string]bool) {
+	typed, messages := r.typed()
+	for _, t := range typed {
+		_, subject, _ := strings.Cut(t, " ")
+		subjects = append(subjects, subject)
+	}
+	return subjects, messages
+}
+
+func (r *objectRecorder) typed() (subjects []string, messages map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	messages = map[string]bool{}
@@ -65,6 +75,14 @@ func renamed(subjects []string) []string {
 		all = append(all, strings.Replace(s, "PartitionInUse", "UnprepareFailed", 1))
 	}
 	return all
+}
+
+// startClaimEvents writes Events of claims until the test ends.
+func startClaimEvents(t *testing.T, client kubernetes.Interface, pods *cluster.Pods) (*claimEvents, *objectRecorder) {
+	recorder := &objectRecorder{}
+	c := newClaimEvents(cluster.Claims{Client: client, Pods: pods}, pods, cluster.NewEventsWith(recorder, "n"))
+	t.Cleanup(background(t.Context(), c.run))
+	return c, recorder
 }
 
 func TestClaimEvents(t *testing.T) {
@@ -87,13 +105,7 @@ func TestClaimEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				recorder := &objectRecorder{}
-				term := newClaimEvents(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, nil, cluster.NewEventsWith(recorder, "n"))
-				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				wg.Go(func() { term.run(ctx) })
-				defer wg.Wait()
-				defer cancel()
+				term, recorder := startClaimEvents(t, fake.NewClientset(tt.claims...), nil)
 				claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
 				inUse := errors.Join(errors.New("another device"), fmt.Errorf("unprepare: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"}))
 				for _, step := range []struct {
@@ -169,13 +181,7 @@ func TestClaimEvents_PodsUnknown(t *testing.T) {
 		client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return silent, nil, errors.New("timeout")
 		})
-		recorder := &objectRecorder{}
-		c := newClaimEvents(cluster.Claims{Client: client}, nil, cluster.NewEventsWith(recorder, "n"))
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { c.run(ctx) })
-		defer wg.Wait()
-		defer cancel()
+		c, recorder := startClaimEvents(t, client, nil)
 		const onClaim, onPod = "ResourceClaim ns/c c-uid UnprepareFailed", "Pod ns/p p-uid UnprepareFailed"
 		for _, want := range [][]string{{onClaim}, {onClaim, onPod}, nil} {
 			c.unprepared(records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}, gpu.ErrLost)
@@ -190,7 +196,9 @@ func TestClaimEvents_PodsUnknown(t *testing.T) {
 }
 
 func TestClaimEvents_MPSNotStarted(t *testing.T) {
-	failed := func(err error) error { return fmt.Errorf("prepare: %w", startError(t, err)) }
+	failed := func(err error) error {
+		return fmt.Errorf("prepare: %w", &mps.StartError{Device: "gpu-0000-1b-00-0", Err: err})
+	}
 	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
 	c := newClaimEvents(nil, nil, nil)
 	now := time.Now()
@@ -233,39 +241,13 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 	}
 }
 
-// failingSupervisor starts no server.
-type failingSupervisor struct {
-	noSupervisor
-	err error
-}
-
-func (s failingSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
-	return mps.Endpoint{}, s.err
-}
-
-func (s failingSupervisor) Retain(context.Context, string, string, []types.UID) error { return s.err }
-
-// startError is what comes of a server that does not start.
-func startError(t *testing.T, err error) error {
-	t.Helper()
-	g := &gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x1b}}
-	_, _, err = mps.NewSharing("d", failingSupervisor{err: err}, nil).StartMPS(t.Context(), "c-uid", g.Whole(), g.UUID, &policy.Offer{}, &records.MPS{})
-	return err
-}
-
 func TestClaimEvents_NotReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := cluster.NewPods(func(types.UID) bool { return true })
 		gone := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c-uid"}}
 		gone.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p-uid"}}
 		pods.Saw(gone)
-		recorder := &objectRecorder{}
-		c := newClaimEvents(cluster.Claims{Client: fake.NewClientset()}, pods, cluster.NewEventsWith(recorder, "n"))
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { c.run(ctx) })
-		defer wg.Wait()
-		defer cancel()
+		c, recorder := startClaimEvents(t, fake.NewClientset(), pods)
 		claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
 		broken := errors.Join(errors.New("a"), errors.New("b"))
 		inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})

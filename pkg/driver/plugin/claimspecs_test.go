@@ -3,7 +3,6 @@
 package plugin
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,16 +31,9 @@ func TestClaimSpecs(t *testing.T) {
 		},
 		mark: func() { missed <- struct{}{} },
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.watch(ctx)
-	}()
+	stop := background(t.Context(), s.watch)
 	for before := lacking.Load(); lacking.Load() == before; { // until the directory is watched
-		if err := os.WriteFile(spec, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, spec, "")
 		<-time.After(specsSettle / 2)
 	}
 	for len(missed) > 0 {
@@ -51,8 +43,7 @@ func TestClaimSpecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-missed
-	cancel()
-	<-done
+	stop()
 	s.restored(t.Context(), records.Claim{Namespace: "ns", Name: "c"})
 	if event := <-recorder.Events; !strings.Contains(event, reasonSpecRestored) || !strings.Contains(event, dir) {
 		t.Errorf("got Event %q", event)

@@ -5,7 +5,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 	"testing/fstest"
@@ -27,9 +26,7 @@ func TestHardware_ReleaseKeepsSearches(t *testing.T) {
 	searched := 0
 	root := t.TempDir()
 	// With a /dev of its own the root's device nodes are looked for there. This machine's may have some.
-	if err := errors.Join(os.Mkdir(filepath.Join(root, "dev"), 0o755), os.WriteFile(filepath.Join(root, "dev/null"), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	write(t, filepath.Join(root, "dev/null"), "")
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: "gpu.cleave.dev", Dir: t.TempDir(), DriverRoot: root, ContainerDriverRoot: root, Procfs: fstest.MapFS{}, Search: hw.closed.search,
 		CreateNodes: func(context.Context, driverroot.Nodes) error { searched++; return nil },

@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,13 +40,7 @@ type controlBed struct {
 
 func newControlBed(t *testing.T) *controlBed {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "c") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	config := validConfig()
-	config.PluginsDir, config.RegistryDir, config.CDIDir = filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	config, dir := shortConfig(t)
 	config.Procfs, config.Sysfs, config.DriverRoot, config.CgroupRoot = filepath.Join(dir, "proc"), dir, dir, dir
 	config.NVMLLibrary, config.PolicyFile = filepath.Join(dir, "libnvidia-ml.so.1"), filepath.Join(dir, "policies")
 	config.DriverRetry, config.ReconcileEvery, config.MPSSocket = 10*time.Millisecond, time.Hour, ""
@@ -58,14 +54,12 @@ func newControlBed(t *testing.T) *controlBed {
 	b.service.client, b.events = b.client, cluster.NewEventsWith(record.NewFakeRecorder(1000), "node-1")
 	for path, data := range map[string]string{
 		bootIDFile(dir): "boot\n", config.NVMLLibrary: "", filepath.Join(config.PolicyFile, "training.yaml"): "rules: [{tiers: [exclusive]}]",
-		filepath.Join(config.PolicyFile, "default.yaml"): "{}", filepath.Join(config.RegistryDir, ".keep"): "", filepath.Join(config.CDIDir, ".keep"): "",
+		filepath.Join(config.PolicyFile, "default.yaml"): "{}",
 	} {
 		if strings.HasSuffix(path, ".yaml") {
 			data = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n" + strings.TrimPrefix(data, "{}")
 		}
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(data), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		write(t, path, data)
 	}
 	return b
 }
@@ -97,6 +91,22 @@ func (b *controlBed) start(ctx context.Context, model string) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- b.control(ctx, hw) }()
 	return done
+}
+
+// run is start until the test ends or stop, and fails unless it ends well.
+func (b *controlBed) run(model string) (stop func()) {
+	b.t.Helper()
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := b.start(ctx, model)
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.t.Errorf("the control ends with %v", err)
+		}
+		b.helper.Stop()
+	})
+	b.t.Cleanup(stop)
+	return stop
 }
 
 // label sets a label of the Node, and no other.
@@ -154,8 +164,8 @@ func TestControl(t *testing.T) {
 		all = len(devices)
 		return all > 2 && allTainted(devices, nodeslices.TaintIncomplete) // the driver has no device nodes
 	})
-	if got := b.metrics.policyName(t); got != "default" {
-		t.Errorf("policy %s is active, want default", got)
+	if diff := cmp.Diff([]string{"cleave_policy_info{policy=default} 1"}, series(t, b.metrics.policy)); diff != "" {
+		t.Errorf("active policy (-want +got):\n%s", diff)
 	}
 	b.label(v1alpha1.PolicyLabel, "training")
 	b.published("exclusive", func(devices map[string][]string) bool { return len(devices) == 2 })
@@ -183,19 +193,4 @@ func TestControl(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the driver can be used, and is not")
 	}
-}
-
-// policyName is the name of the active policy, by the metric.
-func (m *metrics) policyName(t *testing.T) string {
-	t.Helper()
-	families, err := m.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == "cleave_policy_info" && len(f.GetMetric()) == 1 {
-			return f.GetMetric()[0].GetLabel()[0].GetValue()
-		}
-	}
-	return ""
 }

@@ -3,8 +3,8 @@
 package plugin
 
 import (
-	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -45,16 +45,7 @@ func newCountingBed(t *testing.T) (b *controlBed, off *atomic.Bool) {
 // A feature gate of the API server is switched off and on again under the plugin. A slice that came back without a field says so.
 func TestControl_CountersDropped(t *testing.T) {
 	b, off := newCountingBed(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := b.start(ctx, "a30")
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("the control ends with %v", err)
-		}
-	}()
-	defer b.helper.Stop()
+	b.run("a30")
 	var all []string
 	b.published("at the start", func(devices map[string][]string) bool {
 		all = namesOf(devices)
@@ -64,7 +55,7 @@ func TestControl_CountersDropped(t *testing.T) {
 	dropped := fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, &resourceslice.DroppedFieldsError{
 		DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{}})
 	off.Store(true)
-	p.HandleError(ctx, dropped, "published")
+	p.HandleError(t.Context(), dropped, "published")
 	b.published("gate off", func(devices map[string][]string) bool { return len(devices) == 2 })
 	if got := testutil.ToFloat64(b.metrics.notCounted.WithLabelValues("counters")); got != 1 {
 		t.Errorf("the metric says %v, want 1", got)
@@ -77,31 +68,17 @@ func TestControl_CountersDropped(t *testing.T) {
 // A feature gate was switched off while the plugin was away: what it had published stays at first, with a taint.
 func TestControl_RestartOffersLess(t *testing.T) {
 	b, off := newCountingBed(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := b.start(ctx, "a30")
+	stop := b.run("a30")
 	all := 0
 	b.published("gate on", func(devices map[string][]string) bool {
 		all = len(devices)
 		return all > 2
 	})
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	b.helper.Stop()
+	stop()
 	off.Store(true)
 	again := &controlBed{service: newService(b.config), t: t, client: b.client, asks: true}
 	again.service.client, again.events = b.client, b.events
-	ctx, cancel = context.WithCancel(t.Context())
-	defer cancel()
-	done = again.start(ctx, "a30")
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("the control ends with %v", err)
-		}
-		again.helper.Stop()
-	}()
+	again.run("a30")
 	again.published("restarted", func(devices map[string][]string) bool {
 		withdrawn := 0
 		for _, taints := range devices {
@@ -114,10 +91,5 @@ func TestControl_RestartOffersLess(t *testing.T) {
 }
 
 func namesOf(devices map[string][]string) []string {
-	var names []string
-	for name := range devices {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(devices))
 }

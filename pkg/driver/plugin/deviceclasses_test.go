@@ -5,7 +5,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,11 +31,7 @@ func TestMissingClasses(t *testing.T) {
 				return failure
 			},
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { m.run(ctx) })
-		defer wg.Wait()
-		defer cancel()
+		defer background(t.Context(), m.run)()
 		const begin = "cleave-plugin: DeviceClasses that were installed with Cleave do not exist, so pods that request them stay Pending: "
 		const end = ". Restore them with helm upgrade, or apply the manifests again."
 		for _, step := range []struct {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,9 +36,6 @@ func newFakeDriver(t *testing.T) fakeDriver {
 	t.Helper()
 	dir := t.TempDir()
 	d := fakeDriver{&driverFiles{config: &Config{NVMLLibrary: filepath.Join(dir, "libnvidia-ml.so.1"), Procfs: dir, Sysfs: dir, DriverRoot: dir}}, t}
-	if err := os.MkdirAll(filepath.Dir(d.loadedFile()), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	d.set(true)
 	d.used(dir)
 	return d
@@ -49,11 +45,9 @@ func newFakeDriver(t *testing.T) fakeDriver {
 func (d fakeDriver) set(there bool) {
 	d.t.Helper()
 	for _, file := range []string{d.config.NVMLLibrary, d.loadedFile()} {
-		err := os.Remove(file)
 		if there {
-			err = os.WriteFile(file, nil, 0o600)
-		}
-		if err != nil && !os.IsNotExist(err) {
+			write(d.t, file, "")
+		} else if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
 			d.t.Fatal(err)
 		}
 	}
@@ -96,42 +90,11 @@ func TestDriverFiles_Missing(t *testing.T) {
 	}
 }
 
-func TestAwaitLabel_ContextCanceled(t *testing.T) {
-	for key, value := range map[string]string{"gpu.cleave.dev/release-driver": "true", "nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"} {
-		synctest.Test(t, func(t *testing.T) { awaitLabelUntilCanceled(t, key, value) })
-	}
-}
-
-func awaitLabelUntilCanceled(t *testing.T, key, value string) {
-	t.Helper()
-	object := labeledNode(key, value)
-	s := newService(Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", PluginsDir: t.TempDir(), DriverRetry: time.Hour})
-	s.client, s.events = fake.NewClientset(object), cluster.NewEventsWith(record.NewFakeRecorder(100), "n")
-	s.cluster = cluster.NewWatcher(s.client, "gpu.cleave.dev", "node-1", "", func() { s.loop.Mark(controller.Cluster) })
-	s.engine = newEngine(t)
-	if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	s.marker.set(t.Context(), true)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 2)
-	go func() { s.cluster.Run(ctx, func(error) {}); done <- nil }()
-	go func() { done <- s.awaitLabel(ctx) }()
-	synctest.Wait()
-	if err := s.ready.err(); err == nil || !strings.Contains(err.Error(), key+"="+value) {
-		t.Errorf("got readiness %v, want the reason", err)
-	}
-	cancel()
-	if err := errors.Join(<-done, <-done); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-}
-
-// What a plugin that was killed has left paused does not wait for the driver, which may be away for days.
-func TestUseHardware_SetsClientsBack(t *testing.T) {
+// A plugin that waits for the driver, which may be away for days, says why, and what one that was killed has left paused does not wait.
+func TestUseHardware_Waits(t *testing.T) {
 	const label = "nvidia.com/gpu.deploy.dcgm"
-	for name, released := range map[string]bool{"the driver is released": true, "the driver is away": false} {
-		t.Run(name, func(t *testing.T) {
+	for says, released := range map[string]bool{v1alpha1.ReleaseDriverLabel + "=true": true, "libnvidia-ml.so.1": false} {
+		t.Run(says, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir, object := t.TempDir(), labeledNode(label, v1alpha1.ClientsPaused)
 				if released {
@@ -146,17 +109,22 @@ func TestUseHardware_SetsClientsBack(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.marker.set(t.Context(), released)
-				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				defer wg.Wait()
-				defer cancel()
-				wg.Go(func() { s.cluster.Run(ctx, func(error) {}) })
-				wg.Go(func() { s.clients.Run(ctx) })
-				wg.Go(func() { _ = s.useHardware(ctx) })
+				defer background(t.Context(), func(ctx context.Context) { s.cluster.Run(ctx, func(error) {}) })()
+				defer background(t.Context(), s.clients.Run)()
+				var why error
+				stop := background(t.Context(), func(ctx context.Context) { why = s.useHardware(ctx) })
 				<-time.After(time.Minute)
-				node, err := s.client.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{})
+				s.ready.mu.Lock() // another obstacle comes first: the hook, without which tests are built
+				if err := s.ready.errs[noDriver]; err == nil || !strings.Contains(err.Error(), says) {
+					t.Errorf("it waits for the driver because of %v, want %q", err, says)
+				}
+				s.ready.mu.Unlock()
+				node, err := s.client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
 				if err != nil || node.Labels[label] != v1alpha1.ClientsDeployed {
 					t.Errorf("got %s=%s, %v", label, node.Labels[label], err)
+				}
+				if stop(); !errors.Is(why, context.Canceled) {
+					t.Errorf("it ends with %v, want %v", why, context.Canceled)
 				}
 			})
 		})

@@ -46,14 +46,9 @@ func (c *changingGPUs) RereadLinks(context.Context) bool {
 
 func TestFinder_Run(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
 		found := 0
 		f, c := newFinder(func() { found++ }), &changingGPUs{err: errors.New("no driver")}
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			f.run(ctx, c, func(gpu.PCIAddress) bool { return false })
-		}()
+		stop := background(t.Context(), func(ctx context.Context) { f.run(ctx, c, func(gpu.PCIAddress) bool { return false }) })
 		settle := func(d time.Duration) {
 			c.Unlock()
 			<-time.After(d)
@@ -82,8 +77,7 @@ func TestFinder_Run(t *testing.T) {
 			t.Errorf("while a registration is pending links were read %d times, want with each look", c.rereads-1)
 		}
 		c.Unlock()
-		cancel()
-		<-done
+		stop()
 	})
 }
 

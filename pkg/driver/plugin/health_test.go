@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -34,69 +35,46 @@ type healthBed struct {
 	hw        *hardware
 	health    *gpuHealth
 	metrics   *metrics
-	events    *record.FakeRecorder
+	events    *objectRecorder
 	allocated []*records.Record
-	mig       chan struct{}
 	changed   chan struct{}
-	monitor   *health.Monitor
 }
 
-// watchHealth runs a test on a node of eight H100s while their health is watched. Time is the test's own.
-func watchHealth(t *testing.T, reaction policy.Health, test func(b *healthBed)) {
-	t.Helper()
-	watchHealthOf(t, "hgx-h100", reaction, test)
-}
-
-func watchHealthOf(t *testing.T, model string, reaction policy.Health, test func(b *healthBed)) {
+// watchHealth runs a test on a node of a model while the health of its GPUs is watched. Time is the test's own.
+func watchHealth(t *testing.T, model string, reaction policy.Health, test func(b *healthBed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n, err := sim.New(model)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newHealthBed(t, n, reaction)
-		ctx, cancel := context.WithCancel(t.Context())
-		b.monitor.Start(ctx)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			b.monitor.Run(ctx)
-		}()
-		defer func() {
-			cancel()
-			<-done
-		}()
+		session, err := simulated.OpenNode(t.Context(), n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &healthBed{
+			t: t, sim: n, hw: &hardware{Session: session, closed: newClosedGPU()}, metrics: newMetrics(),
+			events: &objectRecorder{}, changed: make(chan struct{}, 1),
+		}
+		known := newGPUHealth("node-1", func() { signal(b.changed) })
+		b.health = &known
+		offered := policy.Node{Node: session.Node()}
+		for range offered.GPUs {
+			offered.Offers = append(offered.Offers, policy.Offer{
+				Whole: true, TimeSlice: &policy.Sharing{Shares: 4}, MPS: &policy.Sharing{Shares: 4}, Health: reaction,
+				Partitions: &policy.PartitionOffer{Mode: policy.OnDemand},
+			})
+		}
+		b.hw.node.Store(&offered)
+		monitor := health.NewMonitor(monitored{b.hw}, &healthReporter{
+			hw: b.hw, health: b.health, metrics: b.metrics, events: cluster.NewEventsWith(b.events, "n"),
+			records: func() []*records.Record { return b.allocated }, migChanged: func() {}, logger: klog.FromContext(t.Context()),
+		})
+		b.hw.changed = monitor.Forget
+		monitor.Start(t.Context())
+		defer background(t.Context(), monitor.Run)()
 		test(b)
 	})
-}
-
-func newHealthBed(t *testing.T, n *sim.Node, reaction policy.Health) *healthBed {
-	t.Helper()
-	session, err := simulated.OpenNode(t.Context(), n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &healthBed{
-		t: t, sim: n, hw: &hardware{Session: session, closed: newClosedGPU()}, metrics: newMetrics(),
-		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-	}
-	known := newGPUHealth("node-1", func() { signal(b.changed) })
-	b.health = &known
-	offered := policy.Node{Node: session.Node()}
-	for range offered.GPUs {
-		offered.Offers = append(offered.Offers, policy.Offer{
-			Whole: true, TimeSlice: &policy.Sharing{Shares: 4}, MPS: &policy.Sharing{Shares: 4}, Health: reaction,
-			Partitions: &policy.PartitionOffer{Mode: policy.OnDemand},
-		})
-	}
-	b.hw.node.Store(&offered)
-	b.events.IncludeObject = true
-	b.monitor = health.NewMonitor(monitored{b.hw}, &healthReporter{
-		hw: b.hw, health: b.health, metrics: b.metrics, events: cluster.NewEventsWith(b.events, "n"),
-		records: func() []*records.Record { return b.allocated }, migChanged: func() { signal(b.mig) }, logger: klog.Background(), //nolint:forbidigo // no context is at hand
-	})
-	b.hw.changed = b.monitor.Forget
-	return b
 }
 
 // pass lets time pass, and whatever has to happen within it.
@@ -125,16 +103,18 @@ func (b *healthBed) taints() []string {
 	return all
 }
 
-// heard takes the Events that were written since.
-func (b *healthBed) heard() []string {
-	var all []string
-	for {
-		select {
-		case e := <-b.events.Events:
-			all = append(all, e)
-		default:
-			return all
-		}
+// wantEvents checks what Events have been written since, by type, object and reason, and that one says something, and none anything of a
+// claim that nothing happened to.
+func (b *healthBed) wantEvents(says string, want ...string) {
+	b.t.Helper()
+	subjects, messages := b.events.typed()
+	slices.Sort(subjects)
+	if diff := cmp.Diff(want, slices.Compact(subjects)); diff != "" {
+		b.t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	all := strings.Join(slices.Collect(maps.Keys(messages)), "\n")
+	if !strings.Contains(all, says) || strings.Contains(all, "bystander") {
+		b.t.Errorf("Events say %q, want %q and nothing of the bystander", all, says)
 	}
 }
 
@@ -157,25 +137,6 @@ func (b *healthBed) holds(i int, name string, part *gpu.Partition) {
 	})
 }
 
-// gauge is cleave_gpu_healthy by GPU, and counter cleave_xid_total by XID of all GPUs.
-func (b *healthBed) gauge() (healthy []float64, xids map[string]float64) {
-	b.t.Helper()
-	families, err := b.metrics.registry.Gather()
-	b.must(err)
-	xids = map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			switch f.GetName() {
-			case "cleave_gpu_healthy":
-				healthy = append(healthy, m.GetGauge().GetValue())
-			case "cleave_xid_total":
-				xids[m.GetLabel()[1].GetValue()] += m.GetCounter().GetValue()
-			}
-		}
-	}
-	return healthy, xids
-}
-
 func every(gpu.Shape) bool { return true }
 
 func tainted(names []string, taint string) []string {
@@ -188,7 +149,7 @@ func tainted(names []string, taint string) []string {
 
 func TestHealth_GPULost(t *testing.T) {
 	for _, effect := range []string{"", "NoSchedule", "NoExecute", "None"} {
-		watchHealth(t, policy.Health{Effect: effect}, func(b *healthBed) {
+		watchHealth(t, "hgx-h100", policy.Health{Effect: effect}, func(b *healthBed) {
 			b.holds(1, "holder", nil)
 			b.holds(0, "bystander", nil)
 			b.pass(time.Second)
@@ -206,40 +167,19 @@ func TestHealth_GPULost(t *testing.T) {
 			default:
 				t.Error("no publication was triggered")
 			}
-			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that use it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
+			b.wantEvents("Claims that use it: ns/holder", "Warning Node /n n GPUUnhealthy", "Warning ResourceClaim ns/holder uid-of-claim GPUUnhealthy")
 			b.must(b.sim.Faults().Clear(1))
 			b.pass(10 * time.Second)
 			if got := b.taints(); got != nil {
 				t.Errorf("after the GPU came back: %v", got)
 			}
-			checkEvents(t, b.heard(), "Normal GPURecovered Node", "recovered from", "Normal GPURecovered ResourceClaim")
+			b.wantEvents("recovered from", "Normal Node /n n GPURecovered", "Normal ResourceClaim ns/holder uid-of-claim GPURecovered")
 		})
 	}
 }
 
-// checkEvents looks for parts of Events, and for the name of a claim that nothing happened to.
-func checkEvents(t *testing.T, events []string, want ...string) {
-	t.Helper()
-	all := strings.Join(events, "\n")
-	for _, w := range want {
-		// FakeRecorder puts the object last.
-		words := strings.Fields(w)
-		if kind := words[len(words)-1]; kind == "Node" || kind == "ResourceClaim" {
-			prefix := strings.Join(words[:len(words)-1], " ")
-			if !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, prefix) && strings.Contains(e, "kind="+kind) }) {
-				t.Errorf("no Event %q about a %s in:\n%s", prefix, kind, all)
-			}
-		} else if !strings.Contains(all, w) {
-			t.Errorf("no %q in:\n%s", w, all)
-		}
-	}
-	if strings.Contains(all, "bystander") {
-		t.Errorf("an Event names a claim that it does not concern:\n%s", all)
-	}
-}
-
 func TestHealth_Partition(t *testing.T) {
-	watchHealth(t, policy.Health{}, func(b *healthBed) {
+	watchHealth(t, "hgx-h100", policy.Health{}, func(b *healthBed) {
 		g := &b.hw.Node().GPUs[0]
 		b.must(b.hw.SetMIG(b.t.Context(), g.PCI, true))
 		shapes := map[int]gpu.Shape{} // by start
@@ -258,14 +198,14 @@ func TestHealth_Partition(t *testing.T) {
 		b.holds(0, "holder", &sick)
 		b.holds(0, "bystander", &sound)
 		b.pass(time.Second)
-		b.heard()
+		b.events.typed()
 		b.must(b.sim.Hardware().Raise(0, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: uint32(sick.GI)}))
 		b.pass(time.Second)
 		want := b.shapes(0, func(s gpu.Shape) bool { return s.Overlaps(shapes[2]) })
 		if diff := cmp.Diff(tainted(want, "xid-94:"), b.taints()); diff != "" || len(want) < 5 {
 			t.Errorf("taints (-want +got):\n%s", diff)
 		}
-		checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "XID 94", "Warning GPUUnhealthy ResourceClaim")
+		b.wantEvents("XID 94", "Warning Node /n n GPUUnhealthy", "Warning ResourceClaim ns/holder uid-of-claim GPUUnhealthy")
 		b.pass(health.Probation + 10*time.Second)
 		if got := b.taints(); got != nil {
 			t.Errorf("a minute later: %v", got)
@@ -274,33 +214,41 @@ func TestHealth_Partition(t *testing.T) {
 }
 
 func TestHealth_IgnoredXIDs(t *testing.T) {
-	watchHealth(t, policy.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
+	watchHealth(t, "hgx-h100", policy.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
 		b.pass(time.Second)
 		for _, xid := range []uint64{13, 31, 31, 74} {
 			b.must(b.sim.Hardware().RaiseXID(0, xid))
 		}
 		b.pass(time.Second)
-		healthy, xids := b.gauge()
-		if diff := cmp.Diff(slices.Repeat([]float64{1}, 8), healthy); diff != "" {
+		of := func(i int) string { return "gpu=" + b.hw.Node().GPUs[i].PCI.DeviceName() }
+		var healthy, xids []string
+		for i := range 8 {
+			healthy = append(healthy, "cleave_gpu_healthy{"+of(i)+"} 1")
+		}
+		for _, count := range []string{"xid=13} 1", "xid=31} 2", "xid=74} 1"} {
+			xids = append(xids, "cleave_xid_total{"+of(0)+","+count)
+		}
+		if diff := cmp.Diff(healthy, series(t, b.metrics.healthy)); diff != "" {
 			t.Errorf("healthy (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[string]float64{"13": 1, "31": 2, "74": 1}, xids); diff != "" {
+		if diff := cmp.Diff(xids, series(t, b.metrics.xids)); diff != "" {
 			t.Errorf("XIDs (-want +got):\n%s", diff)
 		}
-		if got, events := b.taints(), b.heard(); got != nil || events != nil {
-			t.Errorf("got taints %v and Events %v, want none", got, events)
+		if got := b.taints(); got != nil {
+			t.Errorf("got taints %v, want none", got)
 		}
+		b.wantEvents("")
 		b.must(b.sim.Hardware().RaiseXID(1, 48))
 		b.pass(time.Second)
-		healthy, _ = b.gauge()
-		if diff := cmp.Diff([]float64{1, 0, 1, 1, 1, 1, 1, 1}, healthy); diff != "" {
+		healthy[1] = "cleave_gpu_healthy{" + of(1) + "} 0"
+		if diff := cmp.Diff(healthy, series(t, b.metrics.healthy)); diff != "" {
 			t.Errorf("healthy after an error (-want +got):\n%s", diff)
 		}
 	})
 }
 
 func TestHealth_EventsFail(t *testing.T) {
-	watchHealth(t, policy.Health{}, func(b *healthBed) {
+	watchHealth(t, "hgx-h100", policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
 		b.must(b.sim.Faults().FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
 		b.pass(time.Second)
@@ -319,38 +267,9 @@ func TestHealth_EventsFail(t *testing.T) {
 	})
 }
 
-func TestHealth_MIGChanged(t *testing.T) {
-	watchHealth(t, policy.Health{}, func(b *healthBed) {
-		b.pass(time.Second)
-		b.must(b.hw.SetMIG(b.t.Context(), b.hw.Node().GPUs[0].PCI, true))
-		b.pass(time.Second)
-		select {
-		case <-b.mig:
-		default:
-			t.Error("nothing was triggered")
-		}
-	})
-}
-
-// TestHealth_Restart is about the first publication: it must have the taints already.
-func TestHealth_Restart(t *testing.T) {
-	n, err := sim.New("hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Hardware().SetRecoveryAction(1, 1); err != nil {
-		t.Fatal(err)
-	}
-	b := newHealthBed(t, n, policy.Health{Effect: "NoExecute"})
-	b.monitor.Start(t.Context())
-	if diff := cmp.Diff(tainted(b.shapes(1, every), "needs-reset:NoExecute"), b.taints()); diff != "" {
-		t.Errorf("taints (-want +got):\n%s", diff)
-	}
-}
-
 // A GPU that is closed for a change of its MIG mode keeps its taint, unless it was reset into another mode.
 func TestHealth_Reset(t *testing.T) {
-	watchHealthOf(t, "dgx-a100", policy.Health{Effect: "NoSchedule"}, func(b *healthBed) {
+	watchHealth(t, "dgx-a100", policy.Health{Effect: "NoSchedule"}, func(b *healthBed) {
 		ctx, pci := b.t.Context(), b.hw.Session.Node().GPUs[1].PCI
 		b.must(b.sim.Hardware().RaiseXID(1, 95))
 		b.pass(2 * time.Second)
@@ -365,7 +284,7 @@ func TestHealth_Reset(t *testing.T) {
 		if diff := cmp.Diff(want, b.taints()); diff != "" {
 			t.Errorf("taints after a reset that failed (-want +got):\n%s", diff)
 		}
-		b.heard()
+		b.events.typed()
 		b.must(b.hw.Release(ctx, pci))
 		b.must(b.sim.Init())
 		_, err := b.sim.Device(1).MIG().SetMIGMode(true)
@@ -375,6 +294,76 @@ func TestHealth_Reset(t *testing.T) {
 		if got := b.taints(); got != nil {
 			t.Errorf("taints after the reset: %v", got)
 		}
-		checkEvents(t, b.heard(), "Normal GPURecovered Node")
+		b.wantEvents("recovered from", "Normal Node /n n GPURecovered")
+	})
+}
+
+// unhealthy are the devices of a report that are not well, as "pool/device: message".
+func unhealthy(r kubeletplugin.DeviceHealthReport) []string {
+	var all []string
+	for _, d := range r.Devices {
+		if d.Health != kubeletplugin.HealthStatusHealthy {
+			all = append(all, fmt.Sprintf("%s/%s %s: %s", d.PoolName, d.DeviceName, d.Health, d.Message))
+		}
+	}
+	return all
+}
+
+func TestWatchHealthStatus(t *testing.T) {
+	watchHealth(t, "hgx-h100", policy.Health{Effect: "None"}, func(b *healthBed) {
+		ctx, cancel := context.WithCancel(b.t.Context())
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		ended := make(chan error)
+		p := &plugin{health: b.health}
+		go func() { ended <- p.WatchHealthStatus(ctx, reports) }()
+		first := <-reports
+		devices := 8 * len(b.shapes(0, every))
+		if got := unhealthy(first); len(first.Devices) != devices || got != nil {
+			t.Errorf("the first report has %d devices, want %d, and of them unwell %v", len(first.Devices), devices, got)
+		}
+		for range 5 {
+			last := time.Now()
+			if r := <-reports; len(r.Devices) != devices || time.Since(last) > 20*time.Second || r.Devices[0].LastUpdated.IsZero() {
+				t.Errorf("after %s: %d devices as of %s", time.Since(last), len(r.Devices), r.Devices[0].LastUpdated)
+			}
+		}
+		b.must(b.sim.Hardware().RaiseXID(1, 119))
+		raised := time.Now()
+		var want []string
+		for _, s := range b.shapes(1, every) {
+			want = append(want, "node-1/"+s+" Unhealthy: XID 119: GPU system processor error")
+		}
+		if diff := cmp.Diff(want, unhealthy(<-reports)); diff != "" || time.Since(raised) > 2*time.Second {
+			t.Errorf("after %s (-want +got):\n%s", time.Since(raised), diff)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the stream ended with %v", err)
+		}
+	})
+}
+
+func TestWatchHealthStatus_Stale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newGPUHealth("node-1", func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		reports := make(chan kubeletplugin.DeviceHealthReport, 100)
+		go func() { _ = h.watch(ctx, reports) }()
+		<-time.After(50 * time.Second)
+		synctest.Wait()
+		if got := len(reports); got != 3 {
+			t.Errorf("%d reports in 50 s while the driver is waited for, want one every 20 s", got)
+		}
+		session, err := simulated.Open(t.Context(), "t4")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.report(&policy.Node{Node: session.Node()}, time.Now())
+		<-time.After(5 * time.Minute)
+		synctest.Wait()
+		if got := len(reports); got != 4 {
+			t.Errorf("%d reports though nobody has looked for five minutes, want no more than the one", got-3)
+		}
+		cancel()
 	})
 }

@@ -3,11 +3,9 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -28,19 +26,14 @@ func TestReadiness_Missing(t *testing.T) {
 	}{
 		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
 		"name conflict":              {func(r *readiness) { ready(r); r.set(nameTaken, refused) }, "nothing is served: " + refused.Error()},
-		"no name conflict":           {func(r *readiness) { ready(r); r.set(nameTaken, refused); r.set(nameTaken, nil) }, ""},
 		"driver awaited":             {func(r *readiness) { r.set(noDriver, noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
 		"driver there":               {func(r *readiness) { r.set(noDriver, noLibrary); r.set(noDriver, nil) }, "publishing ResourceSlices"},
 		"published before CDI":       {func(r *readiness) { r.set(notPublished, nil) }, "waiting for the NVIDIA driver"},
 		"publishing failed":          {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, refused) }, "publish ResourceSlices: " + refused.Error()},
-		"published after a failure":  {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, refused); r.set(notPublished, nil) }, ""},
 		"both":                       {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, nil) }, ""},
 		"Node not read":              {func(r *readiness) { r.set(noCluster, refused) }, "waiting for the API server: " + refused.Error()},
-		"Node read":                  {func(r *readiness) { ready(r); r.set(noCluster, refused); r.set(noCluster, nil) }, ""},
 		"no policy":                  {func(r *readiness) { ready(r); r.set(noPolicy, refused) }, "waiting for a valid node policy: " + refused.Error()},
-		"a policy":                   {func(r *readiness) { ready(r); r.set(noPolicy, refused); r.set(noPolicy, nil) }, ""},
 		"alongside another":          {func(r *readiness) { ready(r); r.set(conflicting, refused) }, "the node's GPUs are not published: " + refused.Error()},
-		"alone again":                {func(r *readiness) { ready(r); r.set(conflicting, refused); r.set(conflicting, nil) }, ""},
 		"driver went away":           {func(r *readiness) { r.set(noDriver, nil); r.set(notPublished, nil); r.set(noDriver, noLibrary) }, noLibrary.Error()},
 		"the driver is named before": {func(r *readiness) { r.set(notPublished, refused); r.set(noDriver, noLibrary) }, noLibrary.Error()},
 	}
@@ -62,72 +55,48 @@ func TestReadiness_Missing(t *testing.T) {
 	}
 }
 
-func TestReadyz_Unavailable(t *testing.T) {
-	s := &httpServer{ready: &readiness{}}
-	w := httptest.NewRecorder()
-	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
-	if got, want := w.Code, http.StatusServiceUnavailable; got != want {
-		t.Errorf("status: got %d, want %d", got, want)
-	}
-	if got, want := w.Body.String(), "waiting for the NVIDIA driver\n"; got != want {
-		t.Errorf("body: got %q, want %q", got, want)
-	}
-}
-
-// The plugin before may still have the port, in a rolling update on the host's network. Claims are served meanwhile.
-func TestServeHTTP_PortInUse(t *testing.T) {
+// takenPort is a port of this machine that somebody has until it is freed.
+func takenPort(t *testing.T) (address string, free func()) {
+	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
+	return l.Addr().String(), func() { _ = l.Close() }
+}
+
+// serveHTTP serves metrics and health at an address until the test ends.
+func serveHTTP(t *testing.T, address string, retry time.Duration) (*httpServer, *record.FakeRecorder) {
+	t.Helper()
 	recorder := record.NewFakeRecorder(10)
-	s := &httpServer{
-		address: address, retry: time.Millisecond, metrics: newMetrics(), ready: &readiness{},
-		events: cluster.NewEventsWith(recorder, "n"),
-	}
+	s := &httpServer{address: address, retry: retry, metrics: newMetrics(), ready: &readiness{}, events: cluster.NewEventsWith(recorder, "n")}
 	stop, err := s.serve(t.Context())
 	if err != nil {
 		t.Fatalf("got %v, want the port to be waited for", err)
 	}
-	defer stop()
+	t.Cleanup(stop)
+	return s, recorder
+}
+
+// The plugin before may still have the port, in a rolling update on the host's network. Claims are served meanwhile.
+func TestServeHTTP_PortInUse(t *testing.T) {
+	address, free := takenPort(t)
+	_, recorder := serveHTTP(t, address, time.Millisecond)
 	if event := <-recorder.Events; !strings.Contains(event, reasonStart) || !strings.Contains(event, "--metrics-address "+address) {
 		t.Errorf("got Event %q, want one that names --metrics-address", event)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for !answers(address) {
+	free()
+	for status(t, address+"/healthz") != http.StatusOK {
 		if t.Context().Err() != nil {
 			t.Fatal("the port is free and not served")
 		}
 	}
 }
 
-func answers(address string) bool {
-	response, err := http.Get("http://" + address + "/healthz") //nolint:noctx // of this test's own server
-	if err != nil {
-		return false
-	}
-	_ = response.Body.Close()
-	return response.StatusCode == http.StatusOK
-}
-
 func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	s := &httpServer{
-		address: l.Addr().String(), retry: time.Hour, metrics: newMetrics(), ready: &readiness{},
-		events: cluster.NewEventsWith(record.NewFakeRecorder(10), "n"),
-	}
-	stop, err := s.serve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	stop()
+	address, free := takenPort(t)
+	t.Cleanup(free)
+	serveHTTP(t, address, time.Hour)
 }
 
 func TestServeHTTP_NoAddress(t *testing.T) {
@@ -140,20 +109,11 @@ func TestServeHTTP_NoAddress(t *testing.T) {
 
 // The plugin lives while it waits for a driver: a liveness probe that failed then would restart it for nothing.
 func TestHealthz_AwaitingDriver(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
-	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
-	stop, err := s.serve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
+	address, free := takenPort(t)
+	free()
+	serveHTTP(t, address, 0)
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
-		if got := status(t.Context(), t, "http://"+address+path); got != want {
+		if got := status(t, address+path); got != want {
 			t.Errorf("%s: got %d, want %d", path, got, want)
 		}
 	}
@@ -174,27 +134,18 @@ var scrapeDesc = prometheus.NewDesc("test_scrape", "Of this test.", nil, nil)
 
 // Whoever reaches the port and asks for metrics without end keeps neither the plugin busy nor the kubelet from asking how it is.
 func TestServeHTTP_Flood(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
+	address, free := takenPort(t)
+	free()
 	slow := scrape{make(chan struct{}), make(chan struct{})}
-	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
+	s, _ := serveHTTP(t, address, 0)
 	s.metrics.registry.MustRegister(slow)
-	stop, err := s.serve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
 	answers := make(chan int, maxScrapes)
 	for range maxScrapes {
-		go func() { answers <- status(t.Context(), t, "http://"+address+"/metrics") }()
+		go func() { answers <- status(t, address+"/metrics") }()
 		<-slow.begun
 	}
 	for path, want := range map[string]int{"/healthz": 200, "/metrics": 503} {
-		if got := status(t.Context(), t, "http://"+address+path); got != want {
+		if got := status(t, address+path); got != want {
 			t.Errorf("%s in a flood: got %d, want %d", path, got, want)
 		}
 	}
@@ -241,15 +192,16 @@ func TestMetrics_NamesOfTenants(t *testing.T) {
 	}
 }
 
-func status(ctx context.Context, t *testing.T, url string) int {
+// status is the answer to a question; 0 without one.
+func status(t *testing.T, url string) int {
 	t.Helper()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		t.Fatal(err)
+		return 0
 	}
 	defer response.Body.Close()
 	return response.StatusCode

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -106,15 +107,17 @@ func TestInflight_UnprepareWhilePreparing(t *testing.T) {
 	prepare := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "other"}, {Uid: "a"}}}
 	for name, tt := range map[string]struct {
 		prepare, unprepare any
-		// waits: the call to prepare is cancelled, and the other one waits for its end.
-		waits bool
+		// waits: the call to prepare is cancelled, and the other one waits for its end, for so long if not zero.
+		waits  bool
+		atMost time.Duration
 	}{
-		"the claim":     {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "a"}}}, true},
-		"another claim": {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "b"}}}, false},
-		"again":         {&drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, &drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, false},
+		"the claim":     {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "a"}}}, true, 0},
+		"gives up":      {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "a"}}}, true, time.Second},
+		"another claim": {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "b"}}}, false, 0},
+		"again":         {&drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, &drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, false, 0},
 		"by v1beta1": {
 			&drav1beta1.NodePrepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}},
-			&drav1beta1.NodeUnprepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}}, true,
+			&drav1beta1.NodeUnprepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}}, true, 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,40 +139,22 @@ func TestInflight_UnprepareWhilePreparing(t *testing.T) {
 				})
 				synctest.Wait()
 				start, took := time.Now(), time.Duration(-1)
-				_, err := u.intercept(t.Context(), tt.unprepare, &grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"},
+				ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(tt.atMost, time.Hour))
+				defer cancel()
+				_, err := u.intercept(ctx, tt.unprepare, &grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"},
 					func(ctx context.Context, _ any) (any, error) { took = time.Since(start); return nil, ctx.Err() })
-				want := time.Duration(0)
+				want, wantErr := time.Duration(0), error(nil)
 				if tt.waits {
 					want = change
 				}
-				if err != nil || took != want {
+				if tt.atMost > 0 {
+					want, wantErr = -1, context.DeadlineExceeded // it does not unprepare
+				}
+				if !errors.Is(err, wantErr) || took != want {
 					t.Errorf("it unprepares after %s, %v, want after %s", took, err, want)
 				}
 				first.Wait()
 			})
 		})
 	}
-}
-
-func TestInflight_UnprepareGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		u, claims := &inflight{}, []*drav1.Claim{{Uid: "a"}}
-		done := make(chan struct{})
-		go func() {
-			_, _ = u.intercept(t.Context(), &drav1.NodePrepareResourcesRequest{Claims: claims},
-				&grpc.UnaryServerInfo{FullMethod: "/NodePrepareResources"}, func(context.Context, any) (any, error) { <-done; return struct{}{}, nil })
-		}()
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := u.intercept(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims},
-			&grpc.UnaryServerInfo{FullMethod: "/NodeUnprepareResources"}, func(context.Context, any) (any, error) {
-				t.Error("it unprepares a claim that is being prepared")
-				return struct{}{}, nil
-			})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want the error of the context", err)
-		}
-		close(done)
-	})
 }

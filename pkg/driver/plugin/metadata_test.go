@@ -41,19 +41,9 @@ type metadataBed struct {
 
 func newMetadataBed(t testing.TB, names ...string) *metadataBed {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "m") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	config := validConfig()
-	config.PluginsDir, config.RegistryDir, config.CDIDir = filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	config, _ := shortConfig(t)
 	b := &metadataBed{t: t, service: newService(config), claims: &fakeClaims{devices: map[types.UID][]records.Device{}}}
-	for _, d := range []string{config.RegistryDir, config.CDIDir, config.pluginDir()} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
+	var err error
 	if b.store, err = records.OpenStore(store.Disk{}, filepath.Join(config.nodeDir(), records.ClaimsDir)); err != nil {
 		t.Fatal(err)
 	}
@@ -108,19 +98,17 @@ func (b *metadataBed) prepare(name string, requests ...string) []string {
 func (b *metadataBed) files() []string {
 	b.t.Helper()
 	var all []string
-	for _, dir := range []string{b.config.CDIDir} {
-		if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
-				rel, _ := filepath.Rel(dir, path)
-				all = append(all, strings.TrimPrefix(rel, b.config.DriverName+"-metadata/"))
-			}
-			return nil // a directory that is not there has no files
-		}); err != nil {
-			b.t.Fatal(err)
+	if err := filepath.WalkDir(b.config.CDIDir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			rel, _ := filepath.Rel(b.config.CDIDir, path)
+			all = append(all, strings.TrimPrefix(rel, b.config.DriverName+"-metadata/"))
 		}
+		return err
+	}); err != nil {
+		b.t.Fatal(err)
 	}
 	slices.Sort(all)
-	return slices.Compact(all)
+	return all
 }
 
 func TestMetadata_PrepareAndUnprepare(t *testing.T) {
@@ -156,28 +144,22 @@ func TestMetadata_PrepareAndUnprepare(t *testing.T) {
 
 // What a kill or a release without Unprepare leaves is removed, and what claims have stays.
 func TestMetadata_Sweep(t *testing.T) {
+	stays := []string{"gpu.cleave.dev_metadata_uid-stays_main.json", "ns_stays/main/metadata.json"}
+	all := []string{"gpu.cleave.dev_metadata_uid-a_main.json", stays[0], "ns_a/main/metadata.json", stays[1]}
+	const another = "nic.example.com_metadata_uid-x_main.json"
+	write := func(dir, name string) error { return os.WriteFile(filepath.Join(dir, name), []byte("?"), 0o600) }
 	tests := map[string]struct {
 		leave func(b *metadataBed) error
 		want  []string
 	}{
-		"nothing left": {func(*metadataBed) error { return nil }, []string{
-			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
-		"no record": {func(b *metadataBed) error { return b.store.Remove("uid-a") }, []string{
-			"gpu.cleave.dev_metadata_uid-stays_main.json", "ns_stays/main/metadata.json"}},
-		"no records": {func(b *metadataBed) error { return errors.Join(b.store.Remove("uid-a"), b.store.Remove("uid-stays")) }, nil},
+		"nothing left": {func(*metadataBed) error { return nil }, all},
+		"no record":    {func(b *metadataBed) error { return b.store.Remove("uid-a") }, stays},
+		"no records":   {func(b *metadataBed) error { return errors.Join(b.store.Remove("uid-a"), b.store.Remove("uid-stays")) }, nil},
 		"killed while writing": {func(b *metadataBed) error {
-			return os.WriteFile(filepath.Join(b.config.CDIDir, ".gpu.cleave.dev_metadata_uid-x_main.json.123"), nil, 0o600)
-		}, []string{
-			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
-		"corrupt record": {func(b *metadataBed) error {
-			return os.WriteFile(filepath.Join(b.store.Dir(), "uid-a.json"), []byte("?"), 0o600)
-		}, []string{
-			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
-		"another driver": {func(b *metadataBed) error {
-			return os.WriteFile(filepath.Join(b.config.CDIDir, "nic.example.com_metadata_uid-x_main.json"), nil, 0o600)
-		}, []string{
-			"gpu.cleave.dev_metadata_uid-a_main.json", "gpu.cleave.dev_metadata_uid-stays_main.json", "nic.example.com_metadata_uid-x_main.json",
-			"ns_a/main/metadata.json", "ns_stays/main/metadata.json"}},
+			return write(b.config.CDIDir, ".gpu.cleave.dev_metadata_uid-x_main.json.123")
+		}, all},
+		"corrupt record": {func(b *metadataBed) error { return write(b.store.Dir(), "uid-a.json") }, all},
+		"another driver": {func(b *metadataBed) error { return write(b.config.CDIDir, another) }, slices.Insert(slices.Clone(all), 2, another)},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -228,9 +210,7 @@ func TestMetadata_DirectoryGone(t *testing.T) {
 // A claim whose metadata cannot be written is prepared all the same, and counted.
 func TestMetadata_WriteFails(t *testing.T) {
 	b := newMetadataBed(t, "a")
-	if err := os.WriteFile(filepath.Join(b.config.pluginDir(), metadataDir, "ns_a"), nil, 0o600); err != nil { // no directory
-		t.Fatal(err)
-	}
+	write(t, filepath.Join(b.config.pluginDir(), metadataDir, "ns_a"), "") // no directory
 	if diff := cmp.Diff([]string{"d/c=x"}, b.prepare("a", "main")); diff != "" {
 		t.Errorf("CDI devices (-want +got):\n%s", diff)
 	}

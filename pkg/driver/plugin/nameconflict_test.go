@@ -63,15 +63,10 @@ func register(t *testing.T, socket string, r registrar, options ...grpc.ServerOp
 // compatibleService is a service of NVIDIA's name on node-1, with its events.
 func compatibleService(t *testing.T, objects ...runtime.Object) (*service, *record.FakeRecorder) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	recorder := record.NewFakeRecorder(10)
 	s := newService(validConfig())
 	s.client, s.events = fake.NewClientset(objects...), cluster.NewEventsWith(recorder, "n")
-	s.config.DriverName, s.config.RegistryDir, s.config.DriverRetry = "gpu.nvidia.com", dir, 5*time.Millisecond
+	s.config.DriverName, s.config.RegistryDir, s.config.DriverRetry = "gpu.nvidia.com", shortDir(t), 5*time.Millisecond
 	return s, recorder
 }
 
@@ -250,16 +245,10 @@ func TestAwaitName_Claims(t *testing.T) {
 		alone := make(chan bool)
 		go func() { alone <- s.awaitName(t.Context()) }()
 		<-time.After(time.Hour)
-		questions := map[string]int{}
-		for _, a := range client.Actions() {
-			questions[a.GetVerb()+" "+a.GetResource().Resource]++
-		}
-		if lists, gets := questions["list resourceclaims"], questions["get resourceclaims"]; lists != 1 || gets < 90 || gets > 190 {
+		if lists, gets := asked(client); lists != 1 || gets < 90 || gets > 190 {
 			t.Errorf("in an hour all claims are listed %d times, and that of the node is read %d times; want 1, and about 130", lists, gets)
 		}
-		if err := client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "ns", "c"); err != nil {
-			t.Fatal(err)
-		}
+		deleteClaim(t, client, "c")
 		if !<-alone || len(recorder.Events) != 1 {
 			t.Errorf("waited in vain, or %d Events, want 1", len(recorder.Events))
 		}

@@ -3,8 +3,6 @@
 package plugin
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -28,7 +26,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
-// series are the samples of a collector, as "name{labels} value".
+// series are the samples of a collector, as "name{labels} value"; that of a histogram is how many it has.
 func series(t *testing.T, c prometheus.Collector) []string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -44,7 +42,8 @@ func series(t *testing.T, c prometheus.Collector) []string {
 			for _, l := range m.GetLabel() {
 				labels = append(labels, l.GetName()+"="+l.GetValue())
 			}
-			all = append(all, fmt.Sprintf("%s{%s} %g", f.GetName(), strings.Join(labels, ","), m.GetGauge().GetValue()))
+			value := m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			all = append(all, fmt.Sprintf("%s{%s} %g", f.GetName(), strings.Join(labels, ","), value))
 		}
 	}
 	return all
@@ -64,13 +63,8 @@ func TestNoticed(t *testing.T) {
 		again := record("train", false)
 		again.Claim.UID = "another-uid"
 		all := []*records.Record{record("train", false), record("monitor", true)}
-		recorder := &objectRecorder{}
 		pods := cluster.NewPods(func(types.UID) bool { return true })
-		api := cluster.Claims{Client: fake.NewClientset(claim("train"), claim("monitor"), claim("late")), Pods: pods}
-		events := newClaimEvents(api, pods, cluster.NewEventsWith(recorder, "n"))
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { events.run(ctx); close(done) }()
+		events, recorder := startClaimEvents(t, fake.NewClientset(claim("train"), claim("monitor"), claim("late")), pods)
 		n := newNoticed(time.Now)
 		start := time.Now()
 		spot := notices.Decision{Source: notices.AWS, ID: "spot", Kind: notices.Reclaim, Text: "spot", Since: start,
@@ -142,33 +136,7 @@ func TestNoticed(t *testing.T) {
 				}
 			}
 		}
-		cancel()
-		<-done
 	})
-}
-
-func TestNoticeConfig(t *testing.T) {
-	good := NoticeConfig{Sources: []string{"node", "aws"}, URL: notices.MetadataURL, Policy: notices.Policy{Lead: time.Hour, EvictBefore: time.Minute}}
-	for name, tt := range map[string]struct {
-		change func(c *NoticeConfig)
-		want   string // empty for none
-	}{
-		"good":           {func(*NoticeConfig) {}, ""},
-		"off":            {func(c *NoticeConfig) { *c = NoticeConfig{} }, ""},
-		"unknown":        {func(c *NoticeConfig) { c.Sources = []string{"ibm"} }, `"ibm" is unknown`},
-		"twice":          {func(c *NoticeConfig) { c.Sources = []string{"aws", "aws"} }, "named twice"},
-		"no address":     {func(c *NoticeConfig) { c.URL = "169.254.169.254" }, "--metadata-url"},
-		"no lead":        {func(c *NoticeConfig) { c.Lead = 0 }, "--notice-lead"},
-		"eviction first": {func(c *NoticeConfig) { c.EvictBefore = 2 * time.Hour }, "--notice-evict-before 2h"},
-		"negative":       {func(c *NoticeConfig) { c.EvictBefore = -1 }, "--notice-evict-before"},
-	} {
-		c := good
-		tt.change(&c)
-		got := message(c.validate())
-		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-			t.Errorf("%s: got %q, want %q", name, got, tt.want)
-		}
-	}
 }
 
 // What a metadata server says becomes a taint on all devices that the API server has, an Event on the node, and a metric.
@@ -192,10 +160,7 @@ func TestControl_Notices(t *testing.T) {
 	b.events = cluster.NewEventsWith(recorder, "node-1")
 	b.config.Notices = NoticeConfig{Sources: []string{"node", "aws"}, URL: server.URL, Policy: notices.Policy{Lead: time.Hour, EvictBefore: time.Minute}}
 	b.notices = newNotices(b.service)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := b.start(ctx, "a30")
-	defer b.helper.Stop()
+	b.run("a30")
 	b.published("at the start", func(devices map[string][]string) bool {
 		return len(devices) > 2 && !allTainted(devices, nodeslices.TaintNotice)
 	})
@@ -207,9 +172,5 @@ func TestControl_Notices(t *testing.T) {
 	}
 	if got := series(t, b.metrics.notices); !slices.Contains(got, "cleave_node_notice{kind=reclaim,source=aws} 1") {
 		t.Errorf("got metrics %q", got)
-	}
-	cancel()
-	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-		t.Error(err)
 	}
 }

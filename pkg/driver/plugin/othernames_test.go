@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +38,7 @@ type namesBed struct {
 	t        *testing.T
 	recorder *record.FakeRecorder
 	other    string
+	store    *records.Store
 }
 
 // The device that the claims of the tests have.
@@ -47,47 +47,30 @@ const renamedGPU = "gpu-0000-1b-00-0"
 // newNamesBed is a plugin by a name; state is the other name, whose state it finds.
 func newNamesBed(t *testing.T, own, other string, objects ...runtime.Object) *namesBed {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &namesBed{t: t, recorder: record.NewFakeRecorder(100), other: other}
-	config := validConfig()
-	config.DriverName, config.PluginsDir, config.RegistryDir, config.CDIDir = own, filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	config, _ := shortConfig(t)
+	config.DriverName = own
 	b.service = newService(config)
 	b.client, b.events = fake.NewClientset(objects...), cluster.NewEventsWith(b.recorder, "n")
-	for _, d := range []string{config.RegistryDir, config.CDIDir, b.dir("")} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
 	b.runs()()
 	b.names = newOtherNames(b.service)
+	t.Cleanup(func() {
+		for _, o := range b.names.all() {
+			o.stopServing()
+		}
+	})
 	b.published()
 	locks, locksErr := claims.OpenLocks(filepath.Join(config.nodeDir(), locksDir))
-	store, err := records.OpenStore(store.Disk{}, filepath.Join(config.nodeDir(), records.ClaimsDir))
-	if err := errors.Join(locksErr, err); err != nil {
-		t.Fatal(err)
+	var storeErr error
+	if b.store, storeErr = records.OpenStore(store.Disk{}, filepath.Join(config.nodeDir(), records.ClaimsDir)); storeErr != nil || locksErr != nil {
+		t.Fatal(storeErr, locksErr)
 	}
 	b.engine = claims.New(claims.Options{
-		Identity: claims.Identity{Driver: own, Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
+		Identity: claims.Identity{Driver: own, Pool: "node-1"}, BootID: "boot", Store: b.store, Locks: locks,
 		Specs: func(driver string) claims.SpecRemover { return cdi.Remover{Dir: config.CDIDir, Driver: driver} },
 	})
 	b.allocations = newAllocations(b.service)
-	b.asksAgain()
 	return b
-}
-
-// presentClaims asks the API server of the moment.
-type presentClaims struct{ s *service }
-
-func (p presentClaims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	return cluster.Claims{Client: p.s.client}.Claim(ctx, namespace, name)
-}
-
-func (p presentClaims) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-	return cluster.Claims{Client: p.s.client}.Each(ctx, visit)
 }
 
 // dir is one in the other name's state.
@@ -98,11 +81,7 @@ func (b *namesBed) dir(name string) string {
 // record puts the record of a claim of the other name on disk.
 func (b *namesBed) record(claim *resourceapi.ResourceClaim) {
 	b.t.Helper()
-	store, err := records.OpenStore(store.Disk{}, filepath.Join(b.config.nodeDir(), records.ClaimsDir))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := store.Write(&records.Record{
+	if err := b.store.Write(&records.Record{
 		Format: records.Format, BootID: "boot", Driver: b.other, Claim: records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Devices: []records.Device{{Request: "r", Pool: "node-1", Device: renamedGPU, GPU: renamedGPU, UUID: "GPU-1"}},
 	}); err != nil {
@@ -132,14 +111,7 @@ func (b *namesBed) published(devices ...string) {
 // runs has a plugin of the other name run until the returned function is called.
 func (b *namesBed) runs() (ends func()) {
 	b.t.Helper()
-	file, err := os.Create(b.dir(names.Running))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_SH); err != nil {
-		b.t.Fatal(err)
-	}
-	return func() { _ = file.Close() }
+	return acquired(b.t, b.dir("")).release
 }
 
 // want asks for claims and looks once, and compares what is withheld, whether the other name is served, and what is allocated.
@@ -170,22 +142,16 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 
 // asksAgain has the API server asked for claims at the next look, without a pause.
 func (b *namesBed) asksAgain() {
-	b.allocations.follower = claims.NewFollower(b.engine.Ledger, presentClaims{b.service}, b.names.inventory)
+	b.allocations.follower = claims.NewFollower(b.engine.Ledger, cluster.Claims{Client: b.client}, b.names.inventory)
 }
 
 // renamedClaim has a device of the node by a driver's name.
 func renamedClaim(uid, driver string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: uid, UID: "uid-" + "x"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: uid, UID: "uid-x"},
 		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "node-1", Device: renamedGPU}},
 		}}},
-	}
-}
-
-func (b *namesBed) end() {
-	for _, o := range b.names.all() {
-		o.stopServing()
 	}
 }
 
@@ -194,7 +160,6 @@ func TestOtherNames_ServedUntilNothingIsLeft(t *testing.T) {
 		t.Run(other, func(t *testing.T) {
 			claim := renamedClaim("x", other)
 			b := newNamesBed(t, own, other, claim)
-			defer b.end()
 			b.record(claim)
 			ends := b.runs()
 			b.published(renamedGPU+"-mig-19-0", renamedGPU+"-mig-19-1") // a device that has its address in its name alone
@@ -243,13 +208,12 @@ func TestOtherNames_ServedUntilNothingIsLeft(t *testing.T) {
 // nothing is published.
 func TestOtherNames_AllocatedAndNotPrepared(t *testing.T) {
 	b := newNamesBed(t, nvidia.DriverName, "gpu.cleave.dev", renamedClaim("x", "gpu.cleave.dev"))
-	defer b.end()
-	client := b.client
-	refusing := fake.NewClientset()
-	refusing.PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("refused") })
-	b.client = refusing
+	refuses := true
+	b.client.(*fake.Clientset).PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return refuses, nil, errors.New("refused")
+	})
 	b.want("the API server does not answer", "it is not known yet which claims", true)
-	b.client = client
+	refuses = false
 	b.want("it answers", "", true, "uid-x")
 	o := b.names.all()[0]
 	o.idleSince = time.Now().Add(-names.Linger)
@@ -264,7 +228,6 @@ func TestOtherNames_AllocatedAndNotPrepared(t *testing.T) {
 // A claim that is allocated from slices that were about to go appears when the name is about to be forgotten.
 func TestOtherNames_AllocatedAtTheLastMoment(t *testing.T) {
 	b := newNamesBed(t, nvidia.DriverName, "gpu.cleave.dev")
-	defer b.end()
 	b.want("nothing is allocated", "", true)
 	if _, err := b.client.ResourceV1().ResourceClaims("ns").Create(t.Context(), renamedClaim("x", "gpu.cleave.dev"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -277,7 +240,6 @@ func TestOtherNames_AllocatedAtTheLastMoment(t *testing.T) {
 func TestOtherNames_NVIDIAsDriverHasTheName(t *testing.T) {
 	claim := renamedClaim("x", nvidia.DriverName)
 	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName, claim)
-	defer b.end()
 	b.record(claim)
 	listening := b.dir("dra-1.sock") // of a rolling update
 	theirs := []string{b.dir("checkpoint.json"), listening, b.dir("dra.sock"), b.dir(hook.NVIDIA)}
@@ -288,8 +250,8 @@ func TestOtherNames_NVIDIAsDriverHasTheName(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = l.Close() }()
-		} else if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
+		} else {
+			write(t, path, "")
 		}
 	}
 	socket := filepath.Join(b.config.RegistryDir, nvidia.DriverName+"-reg.sock")
@@ -319,7 +281,6 @@ func TestOtherNames_NVIDIAsDriverHasTheName(t *testing.T) {
 // Slices of a name without state make the name known: its plugin was uninstalled a moment ago.
 func TestOtherNames_SlicesWithoutState(t *testing.T) {
 	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName, renamedClaim("x", nvidia.DriverName))
-	defer b.end()
 	if err := os.RemoveAll(b.dir("")); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +295,6 @@ func TestOtherNames_SlicesWithoutState(t *testing.T) {
 // Plugins of two names that serve different GPUs of a node are in nobody's way.
 func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName)
-	defer b.end()
 	defer b.runs()()
 	b.published("gpu-0000-99-00-0", "gpu-0000-99-00-0-timeslice")
 	b.want("it is not known which GPUs there are", "still publishes them", false)
@@ -359,9 +319,7 @@ func TestRetireName_KeepsWhatIsInUse(t *testing.T) {
 		},
 		"a record that cannot be read": func(b *namesBed) func() {
 			path := filepath.Join(b.config.nodeDir(), records.ClaimsDir, "uid-y.json")
-			if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			write(b.t, path, "{")
 			return func() { _ = os.Remove(path) }
 		},
 	} {

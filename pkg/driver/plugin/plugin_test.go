@@ -5,9 +5,9 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +27,38 @@ import (
 func TestMain(m *testing.M) {
 	klog.SetLogger(klog.Logger{})
 	os.Exit(m.Run())
+}
+
+// write makes a file, and the directories that it lacks.
+func write(t *testing.T, path, data string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(data), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shortDir is a directory for sockets, whose paths the kernel wants short.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// shortConfig is a valid configuration with directories below a short one.
+func shortConfig(t testing.TB) (c Config, dir string) {
+	t.Helper()
+	c, dir = validConfig(), shortDir(t)
+	c.PluginsDir, c.RegistryDir, c.CDIDir = filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
+	for _, d := range []string{c.pluginDir(), c.RegistryDir, c.CDIDir} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, dir
 }
 
 // fakeClaims answers per claim UID.
@@ -54,11 +86,8 @@ func (f *fakeClaims) Unprepare(_ context.Context, claim records.Claim) error {
 // ignoreMetadata compares devices without what containers may know of them.
 var ignoreMetadata = cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")
 
-func newPlugin(t *testing.T, claims Claims) (*plugin, context.Context) {
-	t.Helper()
-	ctx, fatal := context.WithCancelCause(t.Context())
-	t.Cleanup(func() { fatal(nil) })
-	return &plugin{claims: claims, metrics: newMetrics(), inventory: func() *gpu.Node { return nil }, fatal: fatal}, ctx
+func newPlugin(claims Claims) *plugin {
+	return &plugin{claims: claims, metrics: newMetrics(), inventory: func() *gpu.Node { return nil }, fatal: func(error) {}}
 }
 
 func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
@@ -79,7 +108,7 @@ func objectsOf(uids ...types.UID) (objects []kubeletplugin.NamespacedObject) {
 
 func TestPrepareResourceClaims(t *testing.T) {
 	inUse := errors.New("GPU is in use")
-	p, ctx := newPlugin(t, &fakeClaims{
+	p := newPlugin(&fakeClaims{
 		devices: map[types.UID][]records.Device{
 			"a": {
 				{Request: "main/sub", Pool: "node-1", Device: "gpu-0", GPU: "gpu-0", UUID: "GPU-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
@@ -88,7 +117,7 @@ func TestPrepareResourceClaims(t *testing.T) {
 		},
 		errs: map[types.UID]error{"b": inUse},
 	})
-	got, err := p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
+	got, err := p.PrepareResourceClaims(t.Context(), claimsOf("a", "b", "c"))
 	if err != nil {
 		t.Fatalf("PrepareResourceClaims: %v", err)
 	}
@@ -103,30 +132,9 @@ func TestPrepareResourceClaims(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors(), ignoreMetadata); diff != "" {
 		t.Errorf("answers (-want +got):\n%s", diff)
 	}
-}
-
-func TestUnprepareResourceClaims(t *testing.T) {
-	full := errors.New("read-only file system")
-	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": full}})
-	got, err := p.UnprepareResourceClaims(ctx, objectsOf("a", "b", "c"))
-	if err != nil {
-		t.Fatalf("UnprepareResourceClaims: %v", err)
-	}
-	want := map[types.UID]error{"a": nil, "b": full, "c": nil}
-	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
-		t.Errorf("answers (-want +got):\n%s", diff)
-	}
-}
-
-func TestPrepareResourceClaims_None(t *testing.T) {
-	p, ctx := newPlugin(t, &fakeClaims{})
-	prepared, err := p.PrepareResourceClaims(ctx, nil)
-	if err != nil || len(prepared) != 0 {
-		t.Errorf("prepare: got %v, %v, want an empty answer", prepared, err)
-	}
-	unprepared, err := p.UnprepareResourceClaims(ctx, nil)
-	if err != nil || len(unprepared) != 0 {
-		t.Errorf("unprepare: got %v, %v, want an empty answer", unprepared, err)
+	unprepared, err := p.UnprepareResourceClaims(t.Context(), objectsOf("a", "b", "c"))
+	if diff := cmp.Diff(map[types.UID]error{"a": nil, "b": inUse, "c": nil}, unprepared, cmpopts.EquateErrors()); diff != "" || err != nil {
+		t.Errorf("answers of Unprepare: %v (-want +got):\n%s", err, diff)
 	}
 }
 
@@ -135,10 +143,10 @@ func TestPrepareResourceClaims_Concurrent(t *testing.T) {
 	const n = 4
 	uids := []types.UID{"a", "b", "c", "d"}
 	arrived, leave := make(chan struct{}), make(chan struct{})
-	p, ctx := newPlugin(t, &fakeClaims{meet: func() { arrived <- struct{}{}; <-leave }})
+	p := newPlugin(&fakeClaims{meet: func() { arrived <- struct{}{}; <-leave }})
 	for name, call := range map[string]func(){
-		"prepare":   func() { _, _ = p.PrepareResourceClaims(ctx, claimsOf(uids...)) },
-		"unprepare": func() { _, _ = p.UnprepareResourceClaims(ctx, objectsOf(uids...)) },
+		"prepare":   func() { _, _ = p.PrepareResourceClaims(t.Context(), claimsOf(uids...)) },
+		"unprepare": func() { _, _ = p.UnprepareResourceClaims(t.Context(), objectsOf(uids...)) },
 	} {
 		done := make(chan struct{})
 		go func() { call(); close(done) }()
@@ -154,49 +162,23 @@ func TestPrepareResourceClaims_Concurrent(t *testing.T) {
 }
 
 func TestMetrics_Claims(t *testing.T) {
-	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
+	p := newPlugin(&fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
 	p.record = func(types.UID) *records.Record {
 		return &records.Record{Devices: []records.Device{{Share: &records.Share{Kind: gpu.TimeSlice}}}}
 	}
 	claims := claimsOf("a", "b", "c")
 	claims[0].Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Device: "nic-0"}, {Device: "gpu-0000-1b-00-0-mig-19-6"}}}}
-	_, _ = p.PrepareResourceClaims(ctx, claims)
-	_, _ = p.UnprepareResourceClaims(ctx, objectsOf("a"))
-	families, err := p.metrics.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
+	_, _ = p.PrepareResourceClaims(t.Context(), claims)
+	_, _ = p.UnprepareResourceClaims(t.Context(), objectsOf("a"))
+	got := slices.DeleteFunc(series(t, p.metrics.claims), func(s string) bool { return strings.HasSuffix(s, " 0") })
+	var want []string
+	for _, labels := range []string{"operation=prepare,outcome=error,tier=none", "operation=prepare,outcome=ok,tier=mig",
+		"operation=prepare,outcome=ok,tier=none", "operation=unprepare,outcome=ok,tier=timeSlice"} {
+		want = append(want, "cleave_claim_duration_seconds{"+labels+"} 1")
 	}
-	got := map[string]uint64{}
-	for _, f := range families {
-		if f.GetName() == "cleave_claim_duration_seconds" {
-			for _, m := range f.GetMetric() {
-				var labels []string
-				for _, l := range m.GetLabel() {
-					labels = append(labels, l.GetName()+"="+l.GetValue())
-				}
-				got[strings.Join(labels, " ")] = m.GetHistogram().GetSampleCount()
-			}
-		}
-	}
-	maps.DeleteFunc(got, func(_ string, n uint64) bool { return n == 0 })
-	want := map[string]uint64{"operation=prepare outcome=ok tier=mig": 1, "operation=prepare outcome=ok tier=none": 1,
-		"operation=prepare outcome=error tier=none": 1, "operation=unprepare outcome=ok tier=timeSlice": 1}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("samples (-want +got):\n%s", diff)
-	}
-}
-
-func TestHandleError(t *testing.T) {
-	p, ctx := newPlugin(t, &fakeClaims{})
-	p.HandleError(ctx, fmt.Errorf("publish: %w", kubeletplugin.ErrRecoverable), "slices")
-	if ctx.Err() != nil {
-		t.Fatalf("a recoverable error ended the plugin: %v", context.Cause(ctx))
-	}
-	broken := errors.New("socket is gone")
-	p.HandleError(ctx, broken, "gRPC")
-	if got := context.Cause(ctx); !errors.Is(got, broken) {
-		t.Errorf("cause: got %v, want %v", got, broken)
 	}
 }
 

@@ -50,7 +50,8 @@ func TestOpen_WaitsForWhatMayPass(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := errors.Join(os.MkdirAll(filepath.Dir(bootIDFile(dir)), 0o700), os.WriteFile(bootIDFile(dir), []byte("boot\n"), 0o600), tt.spoil(dir)); err != nil {
+			write(t, bootIDFile(dir), "boot\n")
+			if err := tt.spoil(dir); err != nil {
 				t.Fatal(err)
 			}
 			recorder := record.NewFakeRecorder(100)

@@ -9,11 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apimachinery/pkg/types"
@@ -143,36 +143,28 @@ func TestFailing(t *testing.T) {
 	now := time.Unix(0, 0)
 	f := newFailing(func() time.Time { return now })
 	failed := errors.New("no")
-	state := func(want string) {
+	state := func(prepare, unprepare, prepareSeconds, unprepareSeconds int) {
 		t.Helper()
-		text := fmt.Sprintf(`
-# HELP cleave_claims_failing Claims whose last attempt to be prepared or unprepared failed.
-# TYPE cleave_claims_failing gauge
-# HELP cleave_claims_failing_seconds Time since the first failed attempt of the claim that has failed for longest; 0 if none fails.
-# TYPE cleave_claims_failing_seconds gauge
-%s
-`, want)
-		if err := testutil.CollectAndCompare(f, strings.NewReader(text)); err != nil {
-			t.Error(err)
+		want := []string{
+			fmt.Sprintf("cleave_claims_failing{operation=prepare} %d", prepare), fmt.Sprintf("cleave_claims_failing{operation=unprepare} %d", unprepare),
+			fmt.Sprintf("cleave_claims_failing_seconds{operation=prepare} %d", prepareSeconds),
+			fmt.Sprintf("cleave_claims_failing_seconds{operation=unprepare} %d", unprepareSeconds),
+		}
+		if diff := cmp.Diff(want, series(t, f)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
-	series := func(prepare, unprepare int, prepareSeconds, unprepareSeconds float64) string {
-		return fmt.Sprintf(`cleave_claims_failing{operation="prepare"} %d
-cleave_claims_failing{operation="unprepare"} %d
-cleave_claims_failing_seconds{operation="prepare"} %g
-cleave_claims_failing_seconds{operation="unprepare"} %g`, prepare, unprepare, prepareSeconds, unprepareSeconds)
-	}
-	state(series(0, 0, 0, 0))
+	state(0, 0, 0, 0)
 	f.note(prepareOperation, "a", failed)
 	now = now.Add(time.Minute)
 	f.note(prepareOperation, "a", failed)
 	f.note(prepareOperation, "b", failed)
 	f.note(unprepareOperation, "c", failed)
 	now = now.Add(time.Minute)
-	state(series(2, 1, 120, 60))
+	state(2, 1, 120, 60)
 	f.note(prepareOperation, "b", nil)
 	f.note(unprepareOperation, "a", nil) // its pod is gone
-	state(series(0, 1, 0, 60))
+	state(0, 1, 0, 60)
 	now = now.Add(forgetAfter) // the kubelet does not try any more
-	state(series(0, 0, 0, 0))
+	state(0, 0, 0, 0)
 }

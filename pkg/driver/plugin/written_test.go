@@ -15,11 +15,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// Slices that were refused are known not to be there until some of their fields were dropped: then they are.
+// Slices that were refused are known not to be there until some of their fields were dropped: then they are. An error that no retry mends
+// ends the plugin.
 func TestPlugin_WriteFailure(t *testing.T) {
 	s := newService(validConfig())
 	s.counting = &counting{Counting: cluster.NewCounting(fake.NewClientset(), "gpu.cleave.dev", "node-1")}
-	p := &plugin{written: s.writes.note, fatal: func(err error) { t.Errorf("the plugin ends: %v", err) }}
+	var ended error
+	p := &plugin{written: s.writes.note, fatal: func(err error) { ended = err }}
 	helper := func(err error) func() {
 		return func() {
 			p.HandleError(t.Context(), fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, err), "processing")
@@ -38,8 +40,12 @@ func TestPlugin_WriteFailure(t *testing.T) {
 		{"not handed to the helper", func() { s.writes.note(errors.New("no Node")) }, true},
 	} {
 		step.do()
-		if got := !s.writes.lastFailure().IsZero(); got != step.failed {
-			t.Errorf("%s: a write has failed: %t, want %t", step.name, got, step.failed)
+		if got := !s.writes.lastFailure().IsZero(); got != step.failed || ended != nil {
+			t.Errorf("%s: a write has failed: %t, want %t; ended: %v", step.name, got, step.failed, ended)
 		}
+	}
+	broken := errors.New("socket is gone")
+	if p.HandleError(t.Context(), broken, "gRPC"); !errors.Is(ended, broken) {
+		t.Errorf("ended: %v, want %v", ended, broken)
 	}
 }

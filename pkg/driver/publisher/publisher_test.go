@@ -37,7 +37,7 @@ type fakeHelper struct {
 	registered time.Time
 	// failed is when a write failed.
 	failed time.Time
-	// state guards what is above; see sync.
+	// state guards what is above; see locked.
 	state sync.Mutex
 
 	mu   sync.Mutex
@@ -132,42 +132,25 @@ func slicesOf(lists ...[]string) []nodeslices.Slice {
 	return slices
 }
 
-func newPublisher() (*Publisher, *fakeHelper) {
-	h := &fakeHelper{wake: make(chan struct{}, 1)}
-	return NewPublisher(Options{
-		Writer: h, Pool: "node-1", Seen: h.list, Wake: h.wake,
-		WriteFailed: func() time.Time {
-			h.state.Lock()
-			defer h.state.Unlock()
-			return h.failed
-		},
-		Published: func(err error) {
-			h.state.Lock()
-			defer h.state.Unlock()
-			h.outcomes = append(h.outcomes, err)
-		},
-		Deleted: func(missing, all int) {
-			h.state.Lock()
-			defer h.state.Unlock()
-			h.events = append(h.events, fmt.Sprintf("%d of %d", missing, all))
-		},
-		KubeletRegistered: func() time.Time {
-			h.state.Lock()
-			defer h.state.Unlock()
-			return h.registered
-		},
-	}), h
-}
-
-// sync orders what a test did before it, and what the publisher did, before what either does next.
-func (h *fakeHelper) sync() {
+// locked does what needs the lock, and orders what a test did before it, and what the publisher did, before what either does next.
+func (h *fakeHelper) locked(do func()) {
 	h.state.Lock()
 	defer h.state.Unlock()
+	do()
 }
 
-// runPublisher is newPublisher with a goroutine, in a bubble. settle returns after a minute of the bubble's time.
+// runPublisher runs a publisher until the test ends, in a bubble. settle lets time of the bubble pass.
 func runPublisher(t *testing.T) (p *Publisher, h *fakeHelper, settle func(time.Duration)) {
-	p, h = newPublisher()
+	h = &fakeHelper{wake: make(chan struct{}, 1)}
+	p = NewPublisher(Options{
+		Writer: h, Pool: "node-1", Seen: h.list, Wake: h.wake,
+		WriteFailed: func() (at time.Time) { h.locked(func() { at = h.failed }); return at },
+		Published:   func(err error) { h.locked(func() { h.outcomes = append(h.outcomes, err) }) },
+		Deleted: func(missing, all int) {
+			h.locked(func() { h.events = append(h.events, fmt.Sprintf("%d of %d", missing, all)) })
+		},
+		KubeletRegistered: func() (at time.Time) { h.locked(func() { at = h.registered }); return at },
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { p.Run(ctx) })
@@ -176,10 +159,10 @@ func runPublisher(t *testing.T) (p *Publisher, h *fakeHelper, settle func(time.D
 		wg.Wait()
 	})
 	return p, h, func(d time.Duration) {
-		h.sync()
+		h.locked(func() {})
 		<-time.After(d)
 		synctest.Wait()
-		h.sync()
+		h.locked(func() {})
 	}
 }
 
@@ -190,35 +173,45 @@ func (h *fakeHelper) wantCalls(t *testing.T, want ...[]string) {
 	}
 }
 
-func TestPublisher_OneSliceAtATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, h, settle := runPublisher(t)
-		for _, r := range [][]nodeslices.Slice{
+// What is published, call by call, where a second passes after the first slices that are wanted, and a pause after each of the others.
+func TestPublisher_Calls(t *testing.T) {
+	for name, tt := range map[string]struct {
+		want  [][]nodeslices.Slice
+		lost  bool // all but the first
+		pause time.Duration
+		calls [][]string
+	}{
+		"one slice at a time": {[][]nodeslices.Slice{
 			slicesOf([]string{"a", "b"}, []string{"c"}, []string{"d"}),
 			slicesOf([]string{"a", "b"}, []string{"c"}, []string{"d"}), // nothing new
 			slicesOf([]string{"a!", "b"}, []string{"c"}, []string{"d!"}),
 			slicesOf([]string{"a", "b"}, []string{"c!"}, []string{"d!"}),
-		} {
-			p.Want(r)
-			settle(time.Second)
-		}
-		h.wantCalls(t, []string{"a b ", "c ", "d "}, []string{"a! b ", "c ", "d "}, []string{"a! b ", "c ", "d! "},
-			[]string{"a b ", "c ", "d! "}, []string{"a b ", "c! ", "d! "})
-		if h.behind > 0 {
-			t.Errorf("%d slices were not there when the next one was published", h.behind)
-		}
-	})
-}
-
-func TestPublisher_AnotherNumberOfSlices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, h, settle := runPublisher(t)
-		for _, r := range [][]nodeslices.Slice{slicesOf(), slicesOf([]string{"a"}), slicesOf([]string{"a!"}, []string{"b"})} {
-			p.Want(r)
-			settle(time.Second)
-		}
-		h.wantCalls(t, nil, []string{"a "}, []string{"a! ", "b "})
-	})
+		}, false, time.Second, [][]string{{"a b ", "c ", "d "}, {"a! b ", "c ", "d "}, {"a! b ", "c ", "d! "}, {"a b ", "c ", "d! "}, {"a b ", "c! ", "d! "}}},
+		"another number of slices": {[][]nodeslices.Slice{slicesOf(), slicesOf([]string{"a"}), slicesOf([]string{"a!"}, []string{"b"})},
+			false, time.Second, [][]string{nil, {"a "}, {"a! ", "b "}}},
+		"a slice that does not arrive": {[][]nodeslices.Slice{slicesOf([]string{"a"}, []string{"b"}), slicesOf([]string{"a!"}, []string{"b!"})},
+			true, syncTimeout, [][]string{{"a ", "b "}, {"a! ", "b "}, {"a! ", "b! "}}},
+		"one slice is not waited for": {[][]nodeslices.Slice{
+			slicesOf([]string{"a", "b"}, []string{"c"}), slicesOf([]string{"b", "a"}, []string{"c"}),
+			slicesOf([]string{"a", "b"}, []string{"c"}), slicesOf([]string{"b", "a"}, []string{"c"}),
+		}, true, 0, [][]string{{"a b ", "c "}, {"b a ", "c "}, {"a b ", "c "}, {"b a ", "c "}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, h, settle := runPublisher(t)
+				pause := time.Second
+				for _, want := range tt.want {
+					p.Want(want)
+					settle(pause)
+					h.lost, pause = tt.lost, tt.pause
+				}
+				h.wantCalls(t, tt.calls...)
+				if !tt.lost && h.behind > 0 {
+					t.Errorf("%d slices were not there when the next one was published", h.behind)
+				}
+			})
+		})
+	}
 }
 
 func TestPublisher_TriesAgain(t *testing.T) {
@@ -233,18 +226,6 @@ func TestPublisher_TriesAgain(t *testing.T) {
 		if n := len(h.outcomes); n < 2 || h.outcomes[0] == nil || h.outcomes[n-1] != nil {
 			t.Errorf("got outcomes %v, want the first to fail and the last not to", h.outcomes)
 		}
-	})
-}
-
-func TestPublisher_SliceThatDoesNotArrive(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, h, settle := runPublisher(t)
-		p.Want(slicesOf([]string{"a"}, []string{"b"}))
-		settle(time.Second)
-		h.lost = true
-		p.Want(slicesOf([]string{"a!"}, []string{"b!"}))
-		settle(syncTimeout)
-		h.wantCalls(t, []string{"a ", "b "}, []string{"a! ", "b "}, []string{"a! ", "b! "})
 	})
 }
 
@@ -269,20 +250,6 @@ func TestPublisher_AfterAnOutage(t *testing.T) {
 		}
 		settle(time.Hour)
 		h.wantCalls(t, before, lost, lost, lost, lost)
-	})
-}
-
-func TestPublisher_OneSliceIsNotWaitedFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, h, settle := runPublisher(t)
-		p.Want(slicesOf([]string{"a", "b"}, []string{"c"}))
-		settle(time.Second)
-		h.lost = true
-		for _, order := range [][]string{{"b", "a"}, {"a", "b"}, {"b", "a"}} {
-			p.Want(slicesOf(order, []string{"c"}))
-			settle(0)
-		}
-		h.wantCalls(t, []string{"a b ", "c "}, []string{"b a ", "c "}, []string{"a b ", "c "}, []string{"b a ", "c "})
 	})
 }
 
