@@ -223,7 +223,7 @@ func TestMPS_ComputeMode(t *testing.T) {
 	}
 }
 
-func TestMPS_DaemonKilled(t *testing.T) {
+func TestMPS_Killed(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	h := b.hold()
@@ -246,13 +246,7 @@ func TestMPS_DaemonKilled(t *testing.T) {
 	if now := b.daemonPID(); now == daemon {
 		t.Errorf("the PID file is that of the dead daemon, %d", now)
 	}
-	b.hold()
-}
-
-func TestMPS_ServerKilled(t *testing.T) {
-	b := newBed(t, "hgx-h100")
-	b.start()
-	h := b.hold()
+	h = b.hold()
 	b.kill(h.ServerPID)
 	h.wantEnd(3, "CUDA_ERROR_MPS_RPC_FAILURE")
 	until(t, "the daemon notices", func() bool { return b.say("get_server_list") == "" })

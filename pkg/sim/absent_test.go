@@ -34,13 +34,9 @@ func TestSetAbsent_Files(t *testing.T) {
 				}
 			}
 			check("before", true)
-			if err := n.Hardware().SetAbsent(1, true); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.Hardware().SetAbsent(1, true))
 			check("absent", false)
-			if err := n.Faults().Clear(1); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.Faults().Clear(1))
 			check("cleared", true)
 		})
 	}

@@ -14,9 +14,7 @@ import (
 func allBoards(t *testing.T) []Board {
 	t.Helper()
 	boards, err := Boards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return boards
 }
 

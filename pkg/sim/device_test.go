@@ -46,9 +46,7 @@ func readFacts(t *testing.T, d *Device) facts {
 	if f.MIGCapable = err == nil; !errors.Is(err, gpu.ErrNotSupported) {
 		errs[10] = err
 	}
-	if err := errors.Join(errs[:]...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(errs[:]...))
 	return f
 }
 
@@ -69,9 +67,7 @@ func TestDevices(t *testing.T) {
 	}
 	for _, tt := range tests {
 		d, err := testNode(t, tt.model).DeviceByIndex(tt.index)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff(tt.want, readFacts(t, d)); diff != "" {
 			t.Errorf("GPU %d of %s (-want +got):\n%s", tt.index, tt.model, diff)
 		}
@@ -80,20 +76,14 @@ func TestDevices(t *testing.T) {
 
 func TestSessions(t *testing.T) {
 	n, err := New("t4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := n.DeviceCount(); !isCode(err, CodeUninitialized) {
 		t.Errorf("DeviceCount before Init = %v", err)
 	}
 	for range 2 {
-		if err := n.Init(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Init())
 	}
-	if err := n.Shutdown(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Shutdown())
 	if v, err := n.SystemDriverVersion(); v != "580.95.05" || err != nil {
 		t.Errorf("SystemDriverVersion = %q, %v", v, err)
 	}
@@ -103,9 +93,7 @@ func TestSessions(t *testing.T) {
 	if _, err := n.DeviceByIndex(1); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("DeviceByIndex(1) = %v", err)
 	}
-	if err := n.Shutdown(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Shutdown())
 	if err := n.Shutdown(); !isCode(err, CodeUninitialized) {
 		t.Errorf("Shutdown once too often = %v", err)
 	}
@@ -125,9 +113,7 @@ func TestFind(t *testing.T) {
 		t.Errorf("DeviceByPCIBusID of nonsense = %v", err)
 	}
 	uuid, err := n.Device(5).UUID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if d, _, err := n.DeviceByUUID(uuid); err != nil || d != n.Device(5) {
 		t.Errorf("DeviceByUUID(%s) = %v, %v", uuid, d, err)
 	}
@@ -173,9 +159,7 @@ func TestClients(t *testing.T) {
 		{PID: 90, Name: "python", Memory: 1 << 30, GPUInstance: -1, ComputeInstance: -1},
 		{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1},
 	} {
-		if err := n.Clients().Add(0, c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Clients().Add(0, c))
 	}
 	got, err := d.Memory().Processes()
 	if err != nil || len(got) != 2 || got[0].PID != 71 || got[1].PID != 90 {

@@ -22,30 +22,22 @@ func TestDeviceNodes(t *testing.T) {
 		}
 		t.Skip("device files need root")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := os.Stat(filepath.Join(root, "dev/nvidia5"))
 	if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
 		t.Fatalf("dev/nvidia5 = %v, %v", info, err)
 	}
 	d := openNode(t, root).Device(0)
-	if _, err := d.MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, d)
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	node := filepath.Join(root, "dev/nvidia-caps/nvidia-cap66")
 	if _, err := os.Stat(node); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s came by itself: %v", node, err)
 	}
 	files := openNode(t, root).Files()
 	access := "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access"
-	if err := errors.Join(files.ModprobeCapability(access), gi.Destroy()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(files.ModprobeCapability(access), gi.Destroy()))
 	if _, err := os.Stat(node); err != nil {
 		t.Errorf("the node went with the partition: %v", err)
 	}

@@ -30,12 +30,8 @@ func createNode(t *testing.T, model string) (root string) {
 func openNode(t *testing.T, root string) *Node {
 	t.Helper()
 	n, err := Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.Init())
 	keep(t, n)
 	return n
 }
@@ -43,39 +39,27 @@ func openNode(t *testing.T, root string) *Node {
 func TestDisk_TwoProcesses(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	one, two := openNode(t, root), openNode(t, root)
-	if _, err := one.Device(2).MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, one.Device(2))
 	if on, _, err := two.Device(2).MIG().MIGMode(); !on || err != nil {
 		t.Errorf("mode seen by the other = %v, %v", on, err)
 	}
 	gi, err := two.Device(2).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := one.Device(2).MIG().CreateGPUInstanceWithPlacement(15, gpu.Placement{Start: 6, Size: 2}); !errors.Is(err, gpu.ErrInsufficientResources) {
 		t.Errorf("a placement the other has taken = %v", err)
 	}
 	found, err := one.Device(2).MIG().GPUInstanceByID(gi.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := found.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, found.Destroy())
 	if _, err := gi.Info(); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("what the other destroyed = %v", err)
 	}
-	if err := one.Hardware().Lose(5); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.Hardware().Lose(5))
 	if _, err := two.Device(5).UUID(); !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("what the other lost = %v", err)
 	}
 	before, err := one.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	after, err := openNode(t, root).Status()
 	if diff := cmp.Diff(before, after); diff != "" || err != nil {
 		t.Errorf("a restart, %v (-before +after):\n%s", err, diff)
@@ -97,9 +81,7 @@ func entries(t *testing.T, root string, minor int) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return found
 }
 
@@ -107,18 +89,12 @@ func TestCapabilities(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
 	d := n.Device(4) // minor 5
-	if _, err := d.MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, d)
 	for range 2 { // the second time entries are taken back
 		gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ci, err := gi.CreateComputeInstance(2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []string{"gi2/access DeviceFileMinor: 696", "gi2/ci0/access DeviceFileMinor: 697"}
 		if diff := cmp.Diff(want, entries(t, root, 5)); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
@@ -127,9 +103,7 @@ func TestCapabilities(t *testing.T) {
 		if err != nil || !strings.Contains(string(minors), "gpu5/gi2/ci0/access 697\n") {
 			t.Errorf("mig-minors disagrees, %v", err)
 		}
-		if err := errors.Join(ci.Destroy(), gi.Destroy()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(ci.Destroy(), gi.Destroy()))
 		if left := entries(t, root, 5); len(left) > 0 {
 			t.Errorf("entries left: %v", left)
 		}
@@ -145,20 +119,14 @@ func TestDisk_Reboot(t *testing.T) {
 	if _, err := n.Device(1).MIG().CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Hardware().Lose(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Hardware().Lose(0))
 	boot := func() string {
 		data, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return strings.TrimSpace(string(data))
 	}
 	before := boot()
-	if err := n.Driver().Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Driver().Reboot())
 	if st, err := openNode(t, root).Status(); err != nil || st.BootID != boot() || st.BootID == before {
 		t.Errorf("boot id in the file %s, before %s, %v", boot(), before, err)
 	}
@@ -176,35 +144,23 @@ func TestDisk_Reboot(t *testing.T) {
 func TestDriverUnload(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n, err := Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Clients().Add(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.Clients().Add(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}))
 	if err := n.Driver().Unload(); err == nil || !strings.Contains(err.Error(), "process 7 (dcgm)") {
 		t.Errorf("Unload with a client = %v", err)
 	}
-	if err := n.Clients().Remove(0, 7); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Driver().Unload(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Remove(0, 7))
+	must(t, n.Driver().Unload())
 	version := filepath.Join(root, "proc/driver/nvidia/version")
 	if _, err := os.Stat(version); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is still there: %v", version, err)
 	}
 	other, err := Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := other.Init(); !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		t.Errorf("Init without the driver = %v", err)
 	}
-	if err := n.Driver().Load(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Driver().Load())
 	if _, err := os.Stat(version); err != nil {
 		t.Error(err)
 	}
@@ -225,9 +181,7 @@ func TestCreate_NotEmpty(t *testing.T) {
 	if !old.Replaced() || openNode(t, root).Replaced() {
 		t.Error("Replaced does not distinguish the new node from the old")
 	}
-	if err := os.Remove(filepath.Join(root, stateDir, "node.json")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(root, stateDir, "node.json")))
 	if _, err := Open(root); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "nvml-sim create") {
 		t.Errorf("Open of half a node = %v", err)
 	}
@@ -235,9 +189,7 @@ func TestCreate_NotEmpty(t *testing.T) {
 		t.Errorf("Create over half a node = %v", err)
 	}
 	full := t.TempDir()
-	if err := os.WriteFile(filepath.Join(full, "notes"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(full, "notes"), nil, 0o600))
 	if _, err := Create(full, "t4", WithForce()); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("Create in a directory with other files = %v", err)
 	}
@@ -256,9 +208,7 @@ func TestDisk_DamagedState(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
 	file := filepath.Join(root, stateDir, "gpu-3.json")
-	if err := os.WriteFile(file, []byte(`{"mig":true,"instances":[{"id":9,"profile":19,"start":1}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(`{"mig":true,"instances":[{"id":9,"profile":19,"start":1}]}`), 0o600))
 	if _, err := openNode(t, root).Status(); err == nil || !strings.Contains(err.Error(), "gpu-3.json") {
 		t.Errorf("Status with a damaged file = %v", err)
 	}
@@ -275,9 +225,7 @@ func TestDisk_DamagedState(t *testing.T) {
 func TestDisk_Locking(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	first := openNode(t, root)
-	if _, err := first.Device(0).MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, first.Device(0))
 	var held [7]sync.Mutex
 	var wg sync.WaitGroup
 	for range 4 {

@@ -13,9 +13,7 @@ import (
 func TestStubLibrary(t *testing.T) {
 	data := stubLibrary("libcuda.so.1")
 	f, err := elf.NewFile(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if f.Type != elf.ET_DYN || f.Machine != elf.EM_X86_64 || len(f.Progs) != 2 {
 		t.Errorf("header = %+v", f.FileHeader)
 	}

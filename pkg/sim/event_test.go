@@ -18,18 +18,12 @@ import (
 func watch(t *testing.T, n *Node) *EventSet {
 	t.Helper()
 	set, err := n.EventSetCreate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range n.spec.GPUs {
 		d := n.Device(i)
 		types, err := d.SupportedEventTypes()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.RegisterEvents(types, set); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, d.RegisterEvents(types, set))
 	}
 	return set
 }
@@ -37,16 +31,10 @@ func watch(t *testing.T, n *Node) *EventSet {
 func TestEvents_OtherProcess(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n, other := openNode(t, root), openNode(t, root)
-	if err := other.Hardware().RaiseXID(3, 13); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Hardware().RaiseXID(3, 13))
 	set := watch(t, n) // later than the event
-	if err := other.Hardware().RaiseXID(3, 79); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Hardware().Raise(4, Event{Type: EventXID, Data: 31, GPUInstance: 7, ComputeInstance: 0}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Hardware().RaiseXID(3, 79))
+	must(t, other.Hardware().Raise(4, Event{Type: EventXID, Data: 31, GPUInstance: 7, ComputeInstance: 0}))
 	want := []Event{
 		{Device: n.Device(3), Type: EventXID, Data: 79, GPUInstance: noInstance, ComputeInstance: noInstance},
 		{Device: n.Device(4), Type: EventXID, Data: 31, GPUInstance: 7},
@@ -91,18 +79,14 @@ func TestEvents_LossReportedOnce(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for range 2 {
-		if err := n.Hardware().Lose(6); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Hardware().Lose(6))
 		if _, err := set.Wait(0); !errors.Is(err, gpu.ErrLost) {
 			t.Errorf("Wait after a loss = %v", err)
 		}
 		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
 			t.Errorf("Wait after that = %v", err)
 		}
-		if err := n.Faults().Clear(6); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Faults().Clear(6))
 		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
 			t.Errorf("Wait when it is back = %v", err)
 		}
@@ -112,45 +96,31 @@ func TestEvents_LossReportedOnce(t *testing.T) {
 func TestEvents_Types(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set, err := n.EventSetCreate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := n.Device(0).RegisterEvents(1<<40, set); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("RegisterEvents of nothing known = %v", err)
 	}
-	if err := n.Device(0).RegisterEvents(EventMIGConfigChange, set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Device(0).RegisterEvents(EventMIGConfigChange, set))
 	if err := n.Hardware().RaiseXID(0, 79); err != nil { // not asked for
 		t.Fatal(err)
 	}
-	if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, n.Device(0))
 	if e, err := set.Wait(0); e.Type != EventMIGConfigChange || err != nil {
 		t.Errorf("Wait = %+v, %v", e, err)
 	}
-	if err := n.Hardware().RaiseXID(0, 7); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Hardware().RaiseXID(0, 7))
 	for range keptEvents { // many changes do not crowd out other events
 		if _, err := n.Device(0).MIG().SetMIGMode(false); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
-			t.Fatal(err)
-		}
+		intoMIG(t, n.Device(0))
 	}
-	if err := n.Device(0).RegisterEvents(EventXID, set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Device(0).RegisterEvents(EventXID, set))
 	if e, err := set.Wait(0); e.Data != 7 || err != nil {
 		t.Errorf("Wait = %+v, %v", e, err)
 	}
 	for range keptEvents + 5 {
-		if err := n.Hardware().RaiseXID(0, 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Hardware().RaiseXID(0, 1))
 	}
 	if st, err := n.gpus[0].load(); len(st.Events) != keptEvents || err != nil {
 		t.Errorf("kept %d events, %v", len(st.Events), err)

@@ -54,9 +54,7 @@ func TestFaults(t *testing.T) {
 		if diff := cmp.Diff(tt.want, failing(5)); diff != "" {
 			t.Errorf("%s: failed calls (-want +got):\n%s", tt.name, diff)
 		}
-		if err := n.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Faults().Clear(-1))
 		if err := uuid(); err != nil {
 			t.Errorf("%s: after clearing: %v", tt.name, err)
 		}
@@ -89,9 +87,7 @@ func TestFaults_Invalid(t *testing.T) {
 
 func TestFaults_Lost(t *testing.T) {
 	n := testNode(t, "hgx-h100")
-	if err := n.Hardware().Lose(1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Hardware().Lose(1))
 	_, uuidErr := n.Device(1).UUID()
 	_, handleErr := n.DeviceByIndex(1)
 	_, _, modeErr := n.Device(1).MIG().MIGMode()
@@ -110,9 +106,7 @@ func TestFaults_Lost(t *testing.T) {
 	if err := n.Hardware().Lose(8); err == nil {
 		t.Error("GPU 8 of 8 was lost")
 	}
-	if err := n.Faults().Clear(1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Faults().Clear(1))
 	if _, err := n.Device(1).UUID(); err != nil {
 		t.Errorf("after clearing: %v", err)
 	}
@@ -122,9 +116,7 @@ func TestFaults_RecoveryActionsCleared(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for i := range 3 {
-		if err := n.Hardware().SetRecoveryAction(i, i); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Hardware().SetRecoveryAction(i, i))
 	}
 	for _, action := range []int{-1, 8} {
 		if err := n.Hardware().SetRecoveryAction(0, action); err == nil {
@@ -133,18 +125,14 @@ func TestFaults_RecoveryActionsCleared(t *testing.T) {
 	}
 	actions := func() []int {
 		st, err := n.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return []int{st.GPUs[0].Recovery, st.GPUs[1].Recovery, st.GPUs[2].Recovery}
 	}
 	for _, tt := range []struct {
 		clear int
 		want  []int
 	}{{0, []int{0, 1, 2}}, {1, []int{0, 0, 2}}, {-1, []int{0, 0, 0}}} {
-		if err := n.Faults().Clear(tt.clear); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Faults().Clear(tt.clear))
 		if got := actions(); !slices.Equal(got, tt.want) {
 			t.Errorf("after clearing %d: recovery actions %v, want %v", tt.clear, got, tt.want)
 		}

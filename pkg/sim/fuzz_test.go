@@ -37,14 +37,10 @@ func FuzzGPUState(f *testing.F) {
 		if _, err := n.Status(); err != nil {
 			t.Fatal(err)
 		}
-		if err := n.Init(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Init())
 		for i := range d.MIG().migDevices(st) {
 			m, err := d.MIG().MIGDeviceByIndex(i)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := m.Attributes(); err != nil {
 				t.Fatal(err)
 			}
@@ -54,9 +50,7 @@ func FuzzGPUState(f *testing.F) {
 		_ = d.Modes().SetComputeMode(ModeExclusiveProcess)
 		_, _, _, _ = d.Memory().MemoryLimits("/")
 		again, err := json.Marshal(st)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := decodeGPUState(again, b); err != nil {
 			t.Fatalf("not read back: %v: %s", err, again)
 		}
@@ -91,9 +85,7 @@ func FuzzSpec(f *testing.F) {
 		}
 		n.Sysfs()
 		s.procfs()
-		if err := n.Init(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Init())
 		for _, d := range n.devices {
 			_, _ = d.PCI() // any answer will do
 			_, _ = d.Links().NVLinkRemotePCI(0)
@@ -116,9 +108,7 @@ func FuzzNodeState(f *testing.F) {
 			st.Faults[i].Delay = 0
 		}
 		n, err := New("hgx-h100")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		n.state = newCell(st, (*nodeState).clone)
 		_ = n.Init() // a fault may stop it
 		_, _ = n.Device(3).UUID()

@@ -15,13 +15,9 @@ import (
 func TestHold(t *testing.T) {
 	for name, node := range map[string]*Node{"on disk": openNode(t, createNode(t, "hgx-h100")), "in memory": testNode(t, "hgx-h100")} {
 		h, err := node.Clients().Hold("server")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, memory := range []uint64{1 << 20, 5 << 20} {
-			if err := h.Use(3, -1, -1, memory); err != nil {
-				t.Fatal(err)
-			}
+			must(t, h.Use(3, -1, -1, memory))
 		}
 		got, err := node.Device(3).Memory().Processes()
 		want := []Client{{PID: os.Getpid(), Name: "server", Memory: 5 << 20, GPUInstance: -1, ComputeInstance: -1, Held: node.Root() != ""}}
@@ -45,15 +41,9 @@ func TestHold_ProcessEnds(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	node, other := openNode(t, root), openNode(t, root)
 	h, err := node.Clients().Hold("server")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Use(3, -1, -1, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Clients().Add(3, Client{PID: 1, Name: "dcgm", GPUInstance: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, h.Use(3, -1, -1, 0))
+	must(t, other.Clients().Add(3, Client{PID: 1, Name: "dcgm", GPUInstance: -1}))
 	count := func(want int) {
 		t.Helper()
 		for _, n := range []*Node{node, other} {
@@ -72,9 +62,7 @@ func TestHold_ProcessEnds(t *testing.T) {
 	if err != nil || len(st.GPUs[3].Clients) != 1 {
 		t.Errorf("clients = %v, %v", st.GPUs[3].Clients, err)
 	}
-	if err := other.Clients().Remove(3, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Clients().Remove(3, 1))
 	if activation, err := node.Device(3).MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Errorf("MIG mode of a GPU that is not in use = %v, %v", activation, err)
 	}
@@ -83,13 +71,9 @@ func TestHold_ProcessEnds(t *testing.T) {
 func TestHold_ComputeMode(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
-	if err := n.Device(0).Modes().SetComputeMode(ModeProhibited); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Device(0).Modes().SetComputeMode(ModeProhibited))
 	h, err := n.Clients().Hold("server")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := h.Use(0, -1, -1, 0); err == nil {
 		t.Error("a GPU that is prohibited was taken")
 	}
@@ -105,15 +89,9 @@ func TestHold_Check(t *testing.T) {
 	} {
 		n := openNode(t, createNode(t, "t4"))
 		h, err := n.Clients().Hold("server")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(h.Use(0, -1, -1, 0), h.Check()); err != nil {
-			t.Fatal(err)
-		}
-		if err := fault(n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, errors.Join(h.Use(0, -1, -1, 0), h.Check()))
+		must(t, fault(n))
 		if h.Check() == nil {
 			t.Errorf("%s: nothing has happened", name)
 		}

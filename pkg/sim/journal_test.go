@@ -16,9 +16,7 @@ import (
 func readJournal(t *testing.T, root string) []JournalEntry {
 	t.Helper()
 	data, err := os.ReadFile(JournalFile(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var entries []JournalEntry
 	for line := range bytes.Lines(data) {
 		var e JournalEntry
@@ -33,19 +31,13 @@ func readJournal(t *testing.T, root string) []JournalEntry {
 func TestJournal(t *testing.T) {
 	root := t.TempDir()
 	node, err := Create(root, "hgx-h100", WithoutDeviceNodes(), WithForce())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, node.Init())
 	t.Setenv(programVariable, "tester")
 	mig := node.Device(0).MIG()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	must(node.Device(2).Modes().SetComputeMode(ModeExclusiveProcess)) // before there is a journal
 	must(os.WriteFile(JournalFile(root), nil, 0o600))
@@ -107,12 +99,8 @@ func TestJournal(t *testing.T) {
 func TestJournal_NotWritable(t *testing.T) {
 	root := t.TempDir()
 	node, err := Create(root, "hgx-h100", WithoutDeviceNodes(), WithForce())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(JournalFile(root), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Mkdir(JournalFile(root), 0o700))
 	if err := node.Hardware().Lose(0); err == nil {
 		t.Error("a GPU was lost, and the journal could not be written")
 	}

@@ -52,9 +52,7 @@ func TestMemoryLimits(t *testing.T) {
 	if diff := cmp.Diff(want, st.GPUs[2].Limits); diff != "" || err != nil {
 		t.Errorf("status, %v (-want +got):\n%s", err, diff)
 	}
-	if err := d.Memory().SetMemoryLimits(cgroup, 0, NoMemoryLimit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Memory().SetMemoryLimits(cgroup, 0, NoMemoryLimit))
 	if err := os.WriteFile(filepath.Join(cgroup, "dmem.capacity"), nil, 0o600); err != nil { // the root of a kernel with dmem
 		t.Fatal(err)
 	}
@@ -64,9 +62,7 @@ func TestMemoryLimits(t *testing.T) {
 	if err := d.Memory().SetMemoryLimits(cgroup, 0, total); !isCode(err, CodeNotFound) {
 		t.Errorf("the root is limited: %v", err)
 	}
-	if err := os.Remove(filepath.Join(cgroup, "dmem.capacity")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(cgroup, "dmem.capacity")))
 	if _, _, _, err := d.Memory().MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
 		t.Errorf("limits after they were ended = %v", err)
 	}
@@ -79,30 +75,20 @@ func TestMemoryLimits_CgroupRemoved(t *testing.T) {
 	dir := t.TempDir()
 	gone, kept := filepath.Join(dir, "gone"), filepath.Join(dir, "kept")
 	for _, cgroup := range []string{kept, gone} {
-		if err := os.Mkdir(cgroup, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.Memory().SetMemoryLimits(cgroup, 0, 1<<20); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(cgroup, 0o700))
+		must(t, d.Memory().SetMemoryLimits(cgroup, 0, 1<<20))
 	}
-	if err := os.Remove(gone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(gone))
 	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeOperatingSystem) {
 		t.Errorf("limits of a cgroup that is gone = %v", err)
 	}
 	for _, name := range []string{"another", "gone"} { // two, so that the inode is not given out again
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 	}
 	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeNotFound) {
 		t.Errorf("limits of a cgroup that was made again = %v", err)
 	}
-	if err := d.Memory().SetMemoryLimits(filepath.Join(dir, "another"), 0, 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Memory().SetMemoryLimits(filepath.Join(dir, "another"), 0, 1<<20))
 	st, err := n.gpus[0].load()
 	if err != nil || len(st.Limits) != 2 {
 		t.Errorf("kept: %v, %v", st.Limits, err)
@@ -122,9 +108,7 @@ func TestMemoryLimits_Unsupported(t *testing.T) {
 		}
 	}
 	d := testNode(t, "hgx-h100", WithDriverVersion("615.1")).Device(0)
-	if _, err := d.MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, d)
 	if err := d.Memory().SetMemoryLimits(cgroup, 0, 1<<20); !isCode(err, CodeNotSupported) {
 		t.Errorf("a GPU in MIG mode: %v", err)
 	}

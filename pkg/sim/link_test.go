@@ -28,16 +28,12 @@ func readLinks(t *testing.T, d *Device) linkFacts {
 			f.Links = link
 			return f
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if f.Version, err = d.Links().NVLinkVersion(link); err != nil {
 			t.Fatal(err)
 		}
 		kind, err := d.Links().NVLinkRemoteDeviceType(link)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if link == 0 {
 			f.Type = kind
 		}
@@ -46,9 +42,7 @@ func readLinks(t *testing.T, d *Device) linkFacts {
 		}
 		f.Up++
 		remote, err := d.Links().NVLinkRemotePCI(link)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(f.Remotes) == 0 || f.Remotes[len(f.Remotes)-1] != remote.BusID && len(f.Remotes) < 4 {
 			f.Remotes = append(f.Remotes, remote.BusID)
 		}
@@ -133,9 +127,7 @@ func TestP2P(t *testing.T) {
 		}
 	}
 	n := testNode(t, "hgx-h100")
-	if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, n.Device(0))
 	if got, err := n.Device(1).Links().P2PStatus(n.Device(0), P2PNVLink); got != P2PStatusGPUNotSupported || err != nil {
 		t.Errorf("P2P with a GPU in MIG mode = %d, %v", got, err)
 	}
@@ -177,9 +169,7 @@ func TestAffinity(t *testing.T) {
 
 func TestFieldValues(t *testing.T) {
 	n := testNode(t, "hgx-h100")
-	if err := n.Hardware().SetRecoveryAction(0, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Hardware().SetRecoveryAction(0, 1))
 	for _, tt := range []struct {
 		field, scope int
 		want         uint64

@@ -30,17 +30,13 @@ func (b *loadBed) pass(d time.Duration) { b.now = b.now.Add(d) }
 func (b *loadBed) load(pid, gi, sm, dram int) {
 	b.t.Helper()
 	c := Client{PID: pid, Name: "python", GPUInstance: gi, ComputeInstance: min(gi, 0), Load: &Load{SM: sm, DRAM: dram}}
-	if err := b.Clients().SetLoad(0, c); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.Clients().SetLoad(0, c))
 }
 
 func (b *loadBed) gpm(gi int) GPMSample {
 	b.t.Helper()
 	s, err := b.Device(0).Telemetry().GPMSample(gi)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return s
 }
 
@@ -68,9 +64,7 @@ func TestLoad_GPM(t *testing.T) {
 	if got := between(first, b.gpm(-1)); got != [2]int{30, 5} {
 		t.Errorf("got %v, want half of 40 and half of 20", got)
 	}
-	if err := b.Clients().Remove(0, 2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Clients().Remove(0, 2))
 	last := b.gpm(-1)
 	b.pass(time.Second)
 	if got := between(last, b.gpm(-1)); got != [2]int{0, 0} {
@@ -85,9 +79,7 @@ func TestLoad_Partition(t *testing.T) {
 		t.Fatal(err)
 	}
 	gi, err := mig.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := gi.CreateComputeInstance(0); err != nil {
 		t.Fatal(err)
 	}
@@ -142,9 +134,7 @@ func TestLoad_ProcessUtilization(t *testing.T) {
 	b.pass(10 * time.Second)
 	check("a process and an idle one", begun, ProcessSample{PID: 1, Timestamp: b.now.UnixMicro(), SM: 60, DRAM: 20})
 	ended := b.now.UnixMicro()
-	if err := b.Clients().Remove(0, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Clients().Remove(0, 1))
 	b.pass(10 * time.Second)
 	check("half of the time", begun, ProcessSample{PID: 1, Timestamp: ended, SM: 30, DRAM: 10})
 	check("since then", ended)
@@ -158,9 +148,7 @@ func TestLoad_Energy(t *testing.T) {
 	joules := func() int {
 		t.Helper()
 		mJ, err := telemetry.TotalEnergy()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return int(mJ / 1000)
 	}
 	start := joules()
@@ -173,12 +161,8 @@ func TestLoad_Energy(t *testing.T) {
 	if got := joules() - start; got != 700+5950 {
 		t.Errorf("busy: %d J, want 6650", got)
 	}
-	if err := b.Driver().ForceUnload(); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Driver().Load(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Driver().ForceUnload())
+	must(t, b.Driver().Load())
 	if got := joules(); got != 0 {
 		t.Errorf("after the driver was loaded again: %d J", got)
 	}

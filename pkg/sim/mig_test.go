@@ -19,13 +19,9 @@ func migDevice(t *testing.T, model string) (*Node, *Device) {
 	t.Helper()
 	n := testNode(t, model)
 	d := n.Device(0)
-	if _, err := d.MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, d)
 	if d.board.MIG.ModeNeedsReset {
-		if err := n.Hardware().Reset(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Hardware().Reset(0))
 	}
 	if on, _, err := d.MIG().MIGMode(); !on || err != nil {
 		t.Fatalf("MIG mode of %s = %v, %v", model, on, err)
@@ -38,33 +34,25 @@ func boardDevice(t *testing.T, b *Board) *Device {
 	t.Helper()
 	s := &spec{Schema: specSchema, Name: b.Name, DriverVersion: "580.95.05", CUDAVersion: 13000, Boards: []Board{*b},
 		GPUs: []gpuSpec{{pciEntry: pciEntry{Path: "pci0000:00/0000:00:01.0"}, UUID: "GPU-" + uuidOf(b.Name)}}}
-	if err := s.validate(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.validate())
 	n := newNode("", s, newOptions(nil))
 	n.state = newCell(&nodeState{}, (*nodeState).clone)
 	n.gpus = append(n.gpus, newCell(&gpuState{MIG: true, MIGPending: true}, (*gpuState).clone))
-	if err := n.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Init())
 	return n.Device(0)
 }
 
 func TestMIGMode_Hopper(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	d := n.Device(0)
-	if err := n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}))
 	if activation, err := d.MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
 	if on, pending, err := d.MIG().MIGMode(); on || pending || err != nil {
 		t.Errorf("mode after a refusal = %v, %v, %v", on, pending, err)
 	}
-	if err := n.Clients().Remove(0, 71); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Remove(0, 71))
 	if activation, err := d.MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Errorf("SetMIGMode = %v, %v", activation, err)
 	}
@@ -74,9 +62,7 @@ func TestMIGMode_Hopper(t *testing.T) {
 	if activation, err := d.MIG().SetMIGMode(false); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode(false) with instances = %v, %v", activation, err)
 	}
-	if err := n.Driver().Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Driver().Reboot())
 	if on, _, err := d.MIG().MIGMode(); on || err != nil {
 		t.Errorf("mode after a reboot = %v, %v", on, err)
 	}
@@ -85,9 +71,7 @@ func TestMIGMode_Hopper(t *testing.T) {
 func TestMIGMode_Ampere(t *testing.T) {
 	n := testNode(t, "dgx-a100")
 	d := n.Device(0)
-	if err := n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}))
 	if activation, err := d.MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
@@ -97,27 +81,17 @@ func TestMIGMode_Ampere(t *testing.T) {
 	if _, err := d.MIG().CreateGPUInstance(19); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("CreateGPUInstance before the reset = %v", err)
 	}
-	if err := n.Shutdown(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Shutdown())
 	if err := n.Hardware().Reset(0); !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("Reset of a GPU in use = %v", err)
 	}
-	if err := n.Clients().Remove(0, 71); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Hardware().Reset(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Remove(0, 71))
+	must(t, n.Hardware().Reset(0))
+	must(t, n.Init())
 	if _, err := d.MIG().CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Driver().Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Driver().Reboot())
 	on, pending, err := d.MIG().MIGMode()
 	if !on || !pending || err != nil {
 		t.Errorf("mode after a reboot = %v, %v, %v", on, pending, err)
@@ -196,9 +170,7 @@ func TestPlacements_EveryBoard(t *testing.T) {
 func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 	t.Helper()
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(p.ID, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := gi.Info()
 	want := GPUInstanceInfo{ID: instanceID(d.board.MIG.Slices, at.Start, at.Size), ProfileID: p.ID, Placement: at}
 	if diff := cmp.Diff(want, info); diff != "" || err != nil {
@@ -216,9 +188,7 @@ func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 	}
 	whole := *p.Filling()
 	ci, err := gi.CreateComputeInstance(whole.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := gi.Destroy(); !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("Destroy with a compute instance = %v", err)
 	}
@@ -248,9 +218,7 @@ func TestPartitions_RandomSequence(t *testing.T) {
 			for range 2000 {
 				if len(live) > 0 && random.IntN(3) == 0 {
 					i := random.IntN(len(live))
-					if err := live[i].gi.Destroy(); err != nil {
-						t.Fatal(err)
-					}
+					must(t, live[i].gi.Destroy())
 					live = slices.Delete(live, i, i+1)
 					continue
 				}

@@ -14,24 +14,18 @@ import (
 func TestComputeInstances(t *testing.T) {
 	n, d := migDevice(t, "hgx-h100")
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := gi.ComputeInstanceProfileInfo(0, 0)
 	if err != nil || info.Slices != 1 || info.MaxInstances != 3 || info.Multiprocessors != 20 || info.Name != "1c.3g.40gb" {
 		t.Errorf("profile info = %+v, %v", info, err)
 	}
 	two, err := gi.CreateComputeInstance(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if left, err := gi.ComputeInstanceRemainingCapacity(0); left != 1 || err != nil {
 		t.Errorf("room for 1c alongside 2c = %d, %v", left, err)
 	}
 	one, err := gi.CreateComputeInstance(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	oneInfo, err := one.Info()
 	if err != nil || oneInfo.ID != 1 || oneInfo.Placement != (gpu.Placement{Start: 2, Size: 1}) {
 		t.Errorf("info of 1c = %+v, %v", oneInfo, err)
@@ -42,9 +36,7 @@ func TestComputeInstances(t *testing.T) {
 	if _, err := gi.CreateComputeInstance(4); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("7c in 3g = %v", err)
 	}
-	if err := n.Clients().Add(0, Client{PID: 9, Name: "python", GPUInstance: gi.ID(), ComputeInstance: one.ID()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Clients().Add(0, Client{PID: 9, Name: "python", GPUInstance: gi.ID(), ComputeInstance: one.ID()}))
 	if err := one.Destroy(); !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("Destroy of a compute instance = %v", err)
 	}
@@ -63,24 +55,16 @@ func TestMIGDevices(t *testing.T) {
 	var uuids []string
 	for _, start := range []int{0, 4} {
 		gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: start, Size: 4})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ci, err := gi.CreateComputeInstance(2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		uuid, err := MIGDeviceOf(ci).UUID()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		uuids = append(uuids, uuid)
 	}
 	for i, uuid := range uuids {
 		m, err := d.MIG().MIGDeviceByIndex(i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got, err := m.UUID(); got != uuid || err != nil {
 			t.Errorf("partition %d = %s, %v, want %s", i, got, err, uuid)
 		}
@@ -108,12 +92,8 @@ func TestStaleHandles(t *testing.T) {
 	_, d := migDevice(t, "hgx-h100")
 	at := gpu.Placement{Start: 6, Size: 1}
 	old, err := d.MIG().CreateGPUInstanceWithPlacement(19, at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := old.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, old.Destroy())
 	next, err := d.MIG().CreateGPUInstanceWithPlacement(19, at)
 	if err != nil || next.ID() != old.ID() {
 		t.Fatalf("made again: ID %d after %d, %v", next.ID(), old.ID(), err)
@@ -134,13 +114,9 @@ func TestCreateGPUInstance_DriverPlaces(t *testing.T) {
 		if errors.Is(err, gpu.ErrInsufficientResources) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		info, err := gi.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got = append(got, info.Placement.Start)
 	}
 	if diff := cmp.Diff([]int{0, 2, 4}, got); diff != "" {

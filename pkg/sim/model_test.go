@@ -18,12 +18,8 @@ import (
 func testNode(t *testing.T, model string, opts ...Option) *Node {
 	t.Helper()
 	n, err := New(model, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, n.Init())
 	return n
 }
 
@@ -37,9 +33,7 @@ func TestNodeModels(t *testing.T) {
 	for _, name := range NodeModels() {
 		n := testNode(t, name)
 		count, err := n.DeviceCount()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got[name] = count
 		if ModelDescription(name) == "" {
 			t.Errorf("%s has no description", name)
@@ -62,9 +56,7 @@ func TestIdentities(t *testing.T) {
 	for _, name := range NodeModels() {
 		for _, seed := range []string{"", "other"} {
 			n, err := New(name, WithSeed(seed))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for i := range n.spec.GPUs {
 				key := name + "/" + seed
 				if other, taken := seen[n.spec.GPUs[i].UUID]; taken {
@@ -123,9 +115,7 @@ func checkPCIDirectory(t *testing.T, sys fs.ReadLinkFS, e *pciEntry) {
 	t.Helper()
 	link := "bus/pci/devices/" + e.bdf()
 	target, err := sys.ReadLink(link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if want := "../../../devices/" + e.Path; target != want {
 		t.Errorf("%s -> %s, want %s", link, target, want)
 	}

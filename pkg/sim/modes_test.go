@@ -15,13 +15,9 @@ import (
 func migPartition(t *testing.T, d *Device, profile, compute, start int) *MIGDevice {
 	t.Helper()
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: d.board.profileByID(profile).Size})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ci, err := gi.CreateComputeInstance(compute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return MIGDeviceOf(ci)
 }
 
@@ -29,9 +25,7 @@ func TestComputeMode(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	d := n.Device(0)
 	for _, mode := range []int{ModeExclusiveProcess, ModeProhibited, ModeDefault, ModeExclusiveProcess} {
-		if err := d.Modes().SetComputeMode(mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.Modes().SetComputeMode(mode))
 		if got, err := d.Modes().ComputeMode(); got != mode || err != nil {
 			t.Errorf("ComputeMode = %d, %v, want %d", got, err, mode)
 		}
@@ -41,9 +35,7 @@ func TestComputeMode(t *testing.T) {
 			t.Errorf("SetComputeMode(%d) = %v", mode, err)
 		}
 	}
-	if _, err := d.MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, d)
 	if _, err := d.Modes().ComputeMode(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("ComputeMode of a GPU in MIG mode = %v", err)
 	}
@@ -51,9 +43,7 @@ func TestComputeMode(t *testing.T) {
 		t.Errorf("SetComputeMode of a GPU in MIG mode = %v", err)
 	}
 	one, two := migPartition(t, d, 9, 2, 0), migPartition(t, d, 9, 2, 4)
-	if err := one.SetComputeMode(ModeExclusiveProcess); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.SetComputeMode(ModeExclusiveProcess))
 	if err := one.SetComputeMode(7); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("SetComputeMode(7) of a partition = %v", err)
 	}
@@ -62,9 +52,7 @@ func TestComputeMode(t *testing.T) {
 			t.Errorf("ComputeMode of a partition = %d, %v, want %d", got, err, want)
 		}
 	}
-	if err := errors.Join(one.compute.Destroy(), two.compute.Destroy()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(one.compute.Destroy(), two.compute.Destroy()))
 	if _, err := one.ComputeMode(); err == nil {
 		t.Error("a partition that is gone has a compute mode")
 	}
@@ -80,14 +68,10 @@ func TestComputeMode_Clients(t *testing.T) {
 			return n.Clients().Add(gpu, Client{PID: pid, Name: "python", GPUInstance: gi, ComputeInstance: ci})
 		}
 	}
-	if _, err := n.Device(1).MIG().SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
+	intoMIG(t, n.Device(1))
 	one, two := migPartition(t, n.Device(1), 9, 2, 0), migPartition(t, n.Device(1), 9, 2, 4)
 	a, b := one.compute.parent.id, two.compute.parent.id
-	if err := one.SetComputeMode(ModeExclusiveProcess); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.SetComputeMode(ModeExclusiveProcess))
 	steps := []struct {
 		what string
 		do   func() error

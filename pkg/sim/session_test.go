@@ -72,9 +72,7 @@ func TestSetMIGMode_OpenElsewhere(t *testing.T) {
 	}
 	must(t, other.Init())
 	touch(t, other, 0)
-	if err := own.Shutdown(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, own.Shutdown())
 	if err := own.Hardware().Reset(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "process") {
 		t.Errorf("Reset = %v, want IN_USE with a process", err)
 	}
@@ -145,8 +143,7 @@ func TestCreate_Force(t *testing.T) {
 		for _, model := range []string{"hgx-h100", "dgx-a100"} {
 			t.Run(name+"/"+model, func(t *testing.T) {
 				n := openNode(t, createNode(t, model))
-				_, err := n.Device(0).MIG().SetMIGMode(true)
-				must(t, err)
+				intoMIG(t, n.Device(0))
 				gi, err := n.Device(0).MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
 				must(t, err)
 				_, err = gi.CreateComputeInstance(2)
@@ -188,6 +185,13 @@ func keep(t *testing.T, n *Node) {
 func touch(t *testing.T, n *Node, index int) {
 	t.Helper()
 	_, err := n.Device(index).Name()
+	must(t, err)
+}
+
+// intoMIG puts a GPU into MIG mode.
+func intoMIG(t *testing.T, d *Device) {
+	t.Helper()
+	_, err := d.MIG().SetMIGMode(true)
 	must(t, err)
 }
 

@@ -18,9 +18,7 @@ func TestVisible(t *testing.T) {
 	inside := t.TempDir()
 	lib := filepath.Join(libraryDir, "libnvidia-sim.so.580.95.05")
 	data, err := os.ReadFile(filepath.Join(root, lib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string][]byte{
 		lib:                                data,
 		"dev/nvidia5":                      nil, // index 4
@@ -30,17 +28,11 @@ func TestVisible(t *testing.T) {
 		"dev/nvidia-caps/nvidia-cap100000": nil,
 	}
 	for name, data := range files {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(inside, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(inside, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(inside, name)), 0o755))
+		must(t, os.WriteFile(filepath.Join(inside, name), data, 0o600))
 	}
 	n, partitions, err := OpenVisible(inside)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var uuids []string
 	for _, d := range n.devices {
 		uuids = append(uuids, d.spec.UUID)
@@ -82,9 +74,7 @@ func TestUsable(t *testing.T) {
 		inside := t.TempDir()
 		for _, file := range tt.files {
 			path := filepath.Join(inside, "dev", file)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)))
 		}
 		got, err := n.Clients().Usable(inside)
 		if diff := cmp.Diff(tt.want, got); diff != "" || (err != nil) != (tt.want == nil) {

@@ -24,32 +24,60 @@ func cleaveNode(t *testing.T, args ...string) outcome {
 }
 
 func TestRun_UsageErrors(t *testing.T) {
-	for name, tt := range map[string]struct {
-		args []string
-		want []string
-	}{
-		"nothing":                    {nil, []string{"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, version, webhook", "'cleave-node --help'"}},
-		"a command of cleave":        {[]string{"slices"}, []string{`unknown subcommand "slices"`}},
-		"a cluster":                  {[]string{"inspect", "--from-cluster"}, []string{"--from-cluster", "'cleave-node inspect --help'"}},
-		"output":                     {[]string{"inspect", "-o", "xml"}, []string{`--output "xml"`, "table, wide, json, yaml"}},
-		"misspelt plugin":            {[]string{"kublet-plugin"}, []string{`"kublet-plugin"`, "did you mean kubelet-plugin?"}},
-		"unknown flag of plugin":     {[]string{"kubelet-plugin", "--node-nam=x"}, []string{"--node-nam", "'cleave-node kubelet-plugin --help'"}},
-		"argument of plugin":         {[]string{"kubelet-plugin", "x"}, []string{`unexpected argument "x"`}},
-		"duration that is none":      {[]string{"kubelet-plugin", "--driver-retry", "soon"}, []string{"--driver-retry", "soon"}},
-		"plugin without node name":   {[]string{"kubelet-plugin"}, []string{"--node-name"}},
-		"plugin, relative directory": {[]string{"kubelet-plugin", "--node-name=n", "--cdi-dir=x"}, []string{"--cdi-dir", `"x"`}},
-		"plugin, odd log format":     {[]string{"kubelet-plugin", "--node-name=n", "--logging-format=xml"}, []string{"xml"}},
+	t.Setenv("NODE_NAME", "")
+	for line, says := range map[string][]string{
+		"":                                                  {"subcommand is needed: inspect, kubelet-plugin, mps-supervisor, version, webhook", "'cleave-node --help'"},
+		"slices":                                            {`unknown subcommand "slices"`}, // a command of cleave
+		"inspect --from-cluster":                            {"--from-cluster", "'cleave-node inspect --help'"},
+		"inspect -o xml":                                    {`--output "xml"`, "table, wide, json, yaml"},
+		"kublet-plugin":                                     {`"kublet-plugin"`, "did you mean kubelet-plugin?"},
+		"kubelet-plugin --node-nam=x":                       {"--node-nam", "'cleave-node kubelet-plugin --help'"},
+		"kubelet-plugin x":                                  {`unexpected argument "x"`},
+		"kubelet-plugin --driver-retry soon":                {"--driver-retry", "soon"},
+		"kubelet-plugin --import-format hami":               {"--import-format"},
+		"kubelet-plugin":                                    {"--node-name"},
+		"mps-supervisor --dir here":                         {"--dir"},
+		"mps-supervisor --compute-mode shared":              {`--compute-mode "shared"`},
+		"mps-supervisor --start-timeout 0s":                 {"--start-timeout"},
+		"mps-supervisor --stop-timeout soon":                {"--stop-timeout"},
+		"mps-supervisor extra":                              {"extra"},
+		"mps-supervisor status -o yaml":                     {"--output"},
+		"kubelet-plugin --node-name=n --cdi-dir=x":          {"--cdi-dir", `"x"`},
+		"kubelet-plugin --node-name=n --logging-format=xml": {"xml"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("NODE_NAME", "")
-			got := cleaveNode(t, tt.args...)
-			if got.code != cli.ExitUsage || got.stdout != "" {
-				t.Errorf("got exit code %d and stdout %q, want %d and nothing; stderr %q", got.code, got.stdout, cli.ExitUsage, got.stderr)
+		checkUsage(t, line, says...)
+	}
+}
+
+func checkUsage(t *testing.T, line string, says ...string) outcome {
+	t.Helper()
+	got := cleaveNode(t, strings.Fields(line)...)
+	if got.code != cli.ExitUsage || got.stdout != "" {
+		t.Errorf("%q: got exit code %d and stdout %q, want %d and nothing; stderr %q", line, got.code, got.stdout, cli.ExitUsage, got.stderr)
+	}
+	for _, want := range append(says, "cleave-node: ", "for usage") {
+		if !strings.Contains(got.stderr, want) {
+			t.Errorf("%q: stderr %q does not say %q", line, got.stderr, want)
+		}
+	}
+	return got
+}
+
+// Flags of the environment are checked as those of the command line.
+func TestKubeletPlugin_Environment(t *testing.T) {
+	t.Setenv("NODE_NAME", "node-1")
+	for environment, says := range map[string][]string{
+		"KUBE_API_BURST=many DRIVER_RETRY=soon": {"environment variable KUBE_API_BURST", "many", "environment variable DRIVER_RETRY", "soon"},
+		"IMPORT_FORMAT=hami":                    {"environment variable IMPORT_FORMAT"},
+		"CDI_DIR=not-absolute":                  {`--cdi-dir "not-absolute"`},
+	} {
+		t.Run(environment, func(t *testing.T) {
+			for _, variable := range strings.Fields(environment) {
+				name, value, _ := strings.Cut(variable, "=")
+				t.Setenv(name, value)
 			}
-			for _, want := range append(tt.want, "cleave-node: ", "for usage") {
-				if !strings.Contains(got.stderr, want) {
-					t.Errorf("stderr %q does not say %q", got.stderr, want)
-				}
+			if got := checkUsage(t, "kubelet-plugin", says...); strings.Contains(got.stderr, "--node-name") {
+				t.Errorf("got stderr %q, want nothing of --node-name", got.stderr)
 			}
 		})
 	}
@@ -67,41 +95,10 @@ func TestKubeletPlugin_HelpListsFlags(t *testing.T) {
 	}
 }
 
-func TestFlagsFromEnvironment_InvalidValue(t *testing.T) {
-	t.Setenv("KUBE_API_BURST", "many")
-	t.Setenv("DRIVER_RETRY", "soon")
-	got := cleaveNode(t, "kubelet-plugin", "--node-name=n")
-	if got.code != cli.ExitUsage {
-		t.Errorf("exit code: got %d, want %d", got.code, cli.ExitUsage)
-	}
-	for _, want := range []string{"KUBE_API_BURST", "many", "DRIVER_RETRY", "soon"} {
-		if !strings.Contains(got.stderr, want) {
-			t.Errorf("stderr %q does not say %q", got.stderr, want)
-		}
-	}
-}
-
-func TestKubeletPlugin_Environment(t *testing.T) {
-	t.Setenv("NODE_NAME", "node-1")
-	t.Setenv("CDI_DIR", "not-absolute")
-	got := cleaveNode(t, "kubelet-plugin")
-	if got.code != cli.ExitUsage || !strings.Contains(got.stderr, `--cdi-dir "not-absolute"`) || strings.Contains(got.stderr, "--node-name") {
-		t.Errorf("got code %d, stderr %q, want a complaint about --cdi-dir alone", got.code, got.stderr)
-	}
-}
-
 func TestInspect_NoDriver(t *testing.T) {
 	empty := t.TempDir()
 	got := cleaveNode(t, "inspect", "--driver-root", empty, "--kubelet-plugins-dir", empty)
 	if got.code != cli.ExitFailed || got.stdout != "" || !strings.Contains(got.stderr, "--nvml-library") {
 		t.Errorf("got code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
-	}
-}
-
-func TestKubeletPlugin_ImportFormatOfEnvironment(t *testing.T) {
-	t.Setenv("IMPORT_FORMAT", "hami")
-	if got := cleaveNode(t, "kubelet-plugin", "--node-name=n"); got.code != cli.ExitUsage ||
-		!strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
-		t.Errorf("got code %d, stderr %q", got.code, got.stderr)
 	}
 }

@@ -10,25 +10,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cli"
 )
 
-func TestMPSSupervisor_UsageErrors(t *testing.T) {
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--dir", "here"}, "--dir"},
-		{[]string{"--compute-mode", "shared"}, `--compute-mode "shared"`},
-		{[]string{"--start-timeout", "0s"}, "--start-timeout"},
-		{[]string{"--stop-timeout", "soon"}, "--stop-timeout"},
-		{[]string{"extra"}, "extra"},
-		{[]string{"status", "-o", "yaml"}, "--output"},
-	} {
-		got := cleaveNode(t, append([]string{"mps-supervisor"}, tt.args...)...)
-		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, tt.want) {
-			t.Errorf("%q: got code %d, %q, want a usage error with %q", tt.args, got.code, got.stderr, tt.want)
-		}
-	}
-}
-
 func TestMPSSupervisor_Help(t *testing.T) {
 	got := cleaveNode(t, "mps-supervisor", "--help")
 	for _, flag := range []string{"--dir", "--driver-root", "--container-driver-root", "--nvml-library", "--compute-mode",

@@ -17,27 +17,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/sizing"
 )
 
-func TestAdvise_Usage(t *testing.T) {
-	for want, args := range map[string][]string{
-		"--selector needs --prometheus":     {"--selector", "a"},
-		"--since needs --prometheus":        {"--since", "24h"},
-		"--since 30m0s is less than":        {"--prometheus", "http://p", "--since", "30m"},
-		"--margin -1 is not in 0 to 10":     {"--margin", "-1"},
-		"--margin NaN is not in 0 to 10":    {"--prometheus", "http://p", "--margin", "NaN"},
-		"--seen 200h0m0s is more than":      {"--prometheus", "http://p", "--seen", "200h"},
-		"--seen 0s is not more than 0":      {"--seen", "0s"},
-		`--output "wide" is not one of tab`: {"--prometheus", "http://p", "-o", "wide"},
-		"unexpected argument":               {"web"},
-	} {
-		cmd := newAdvise()
-		cmd.SetArgs(append(args, "--kubeconfig", "/nonexistent"))
-		cmd.SilenceUsage, cmd.SilenceErrors = true, true
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got %v, want %q", args, err, want)
-		}
-	}
-}
-
 // The plugins are the pods of their namespace that the chart labels: nobody else's figures count.
 func TestAdvise_PluginsOfTheNamespace(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "web"}}

@@ -4,8 +4,6 @@ package commands
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,14 +72,8 @@ spec:
 // checkClaim checks that what was printed passes validate and is the same as JSON.
 func checkClaim(t *testing.T, args []string, printed string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "claim.yaml")
-	if err := os.WriteFile(file, []byte(printed), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	rules := filepath.Join(t.TempDir(), "policy.yaml") // with which the model has all attributes
-	if err := os.WriteFile(rules, []byte(publishing), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := writeFile(t, "claim.yaml", printed)
+	rules := writeFile(t, "policy.yaml", publishing) // with which the model has all attributes
 	if checked := cleave(t, "validate", "-f", file, "-f", rules, "--node-model", "hgx-h100"); checked.code != cli.ExitOK {
 		t.Errorf("validate: %d, %s%s", checked.code, checked.stdout, checked.stderr)
 	}
@@ -95,23 +87,6 @@ func checkClaim(t *testing.T, args []string, printed string) {
 	}
 	if diff := cmp.Diff(fromYAML, fromJSON); diff != "" {
 		t.Errorf("as JSON (-YAML +JSON):\n%s", diff)
-	}
-}
-
-func TestClaim_Usage(t *testing.T) {
-	for want, args := range map[string][]string{
-		"no short form is given: expected are parts between commas":        {},
-		`"4 gpuss" is not known: did you mean "4 gpus"?`:                   {"4 gpuss"},
-		`"2 1g.10g" is not known: did you mean "2 1g.10gb"?`:               {"2 1g.10g"},
-		`--output "table" is not one of yaml, json`:                        {"1 gpu", "-o", "table"},
-		`--name "A" cannot be the name of an object`:                       {"1 gpu", "--name", "A"},
-		`--nic-class "" cannot be the name of an object`:                   {"1 gpu", "--nic-class="},
-		`--numa-attribute "numaNode" is not the name of an attribute with`: {"1 gpu", "--numa-attribute", "numaNode"},
-	} {
-		got := cleave(t, append([]string{"claim"}, args...)...)
-		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, want) || got.stdout != "" {
-			t.Errorf("%q: got %d, %s%s, want %s", args, got.code, got.stdout, got.stderr, want)
-		}
 	}
 }
 

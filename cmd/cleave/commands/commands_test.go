@@ -30,48 +30,6 @@ func cleave(t *testing.T, args ...string) outcome {
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
-func TestRun_UsageErrors(t *testing.T) {
-	tests := map[string]struct {
-		args []string
-		want []string
-	}{
-		"nothing": {nil, []string{"subcommand is needed: advise, claim, completion, cordon, dashboard, explain, import, inspect, repack, simulate, slices, " +
-			"uncordon, validate, version", "'cleave --help'"}},
-		"unknown subcommand":         {[]string{"frobnicate"}, []string{`unknown subcommand "frobnicate"`}},
-		"misspelt subcommand":        {[]string{"slice"}, []string{`"slice"`, "did you mean slices?"}},
-		"flag before subcommand":     {[]string{"--nope"}, []string{"--nope"}},
-		"unknown flag":               {[]string{"slices", "--nope"}, []string{"--nope", "'cleave slices --help'"}},
-		"unknown short flag":         {[]string{"slices", "-z"}, []string{"-z"}},
-		"output":                     {[]string{"slices", "--output", "xml"}, []string{"--output", `"xml"`, "table, json, yaml"}},
-		"output, short":              {[]string{"slices", "-oxml"}, []string{"--output", `"xml"`}},
-		"flag without value":         {[]string{"slices", "--node-name"}, []string{"--node-name"}},
-		"Prometheus":                 {[]string{"dashboard", "--prometheus", "prometheus:9090"}, []string{"--prometheus", "http://prometheus.monitoring:9090"}},
-		"selector alone":             {[]string{"dashboard", "--prometheus-selector", `a="b"`}, []string{"--prometheus-selector needs --prometheus"}},
-		"argument":                   {[]string{"slices", "node-1"}, []string{`unexpected argument "node-1"`}},
-		"a node":                     {[]string{"inspect", "node-1"}, []string{`unexpected argument "node-1": for a node of the cluster, cleave inspect --from-cluster node-1`}},
-		"unknown model":              {[]string{"slices", "--node-model", "hgx-h1000"}, []string{`"hgx-h1000"`, "hgx-h100"}},
-		"two sources":                {[]string{"slices", "--node-model", "t4", "--nvml-library", "/x"}, []string{"node-model", "nvml-library"}},
-		"node name that no Node has": {[]string{"slices", "--node-model", "t4", "--node-name", "Node_1"}, []string{"--node-name", "Node_1"}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("NODE_NAME", "")
-			got := cleave(t, tt.args...)
-			if got.code != cli.ExitUsage {
-				t.Errorf("exit code: got %d, want %d; stderr %q", got.code, cli.ExitUsage, got.stderr)
-			}
-			if got.stdout != "" {
-				t.Errorf("stdout: got %q, want nothing", got.stdout)
-			}
-			for _, want := range append(tt.want, "cleave: ", "for usage") {
-				if !strings.Contains(got.stderr, want) {
-					t.Errorf("stderr %q does not say %q", got.stderr, want)
-				}
-			}
-		})
-	}
-}
-
 func TestRun_Version(t *testing.T) {
 	got := cleave(t, "version")
 	if diff := cmp.Diff(cleave(t, "--version"), got, cmp.AllowUnexported(outcome{})); diff != "" || got.stdout != "cleave version unknown\n" {
@@ -220,11 +178,13 @@ func TestSlices_TableOrder(t *testing.T) {
 	}
 }
 
-func TestSlices_ClosedPipe(t *testing.T) {
-	for _, form := range []string{"table", "json", "yaml"} {
-		var stderr bytes.Buffer
-		if got := cli.Run(t.Context(), New("cleave"), []string{"slices", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != cli.ExitFailed {
-			t.Errorf("-o %s: got exit code %d, want %d", form, got, cli.ExitFailed)
+func TestRun_ClosedPipe(t *testing.T) {
+	for command, forms := range map[string][]string{"slices": {"table", "json", "yaml"}, "inspect": {"table", "wide", "json", "yaml"}} {
+		for _, form := range forms {
+			args := []string{command, "--node-model", "t4", "-o", form}
+			if got := cli.Run(t.Context(), New("cleave"), args, closedPipe{}, &bytes.Buffer{}); got != cli.ExitFailed {
+				t.Errorf("%q: got exit code %d, want %d", args, got, cli.ExitFailed)
+			}
 		}
 	}
 }

@@ -7,19 +7,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
-	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
-	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 )
 
 // explained is the outcome of cleave explain -f.
@@ -40,27 +35,7 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(files) != 17 {
 		t.Fatalf("got %d examples, %v", len(files), err)
 	}
-	gpus, err := models.Load("hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &v1alpha1.NodePolicy{}
-	data, err := os.ReadFile(policies + "/shared-partitions.yaml") // for mig-mps-services
-	if err == nil {
-		p, err = v1alpha1.DecodeNodePolicy(data)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects := classes(t)
-	for _, rules := range []*v1alpha1.NodePolicy{{}, p} {
-		node := map[bool]string{true: "plain", false: "shared"}[len(rules.Rules) == 0]
-		list := nodeslices.Objects(policy.Apply(rules, gpus, policy.Capabilities{}), "gpu.cleave.dev", node)
-		for i := range list.Items {
-			objects = append(objects, &list.Items[i])
-		}
-		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
-	}
+	objects := slices.Concat(classes(t), published(t, "hgx-h100", "plain", everyTier), published(t, "hgx-h100", "shared", sharedPartitions(t)))
 	client := cluster(t, objects...)
 	for _, file := range files {
 		name := filepath.Base(file)
@@ -94,6 +69,9 @@ func TestExamples(t *testing.T) {
 				}
 			}
 		})
+	}
+	if got := cleave(t, "validate", "-f", "../../../deployments/manifests", "--node-model", "hgx-h100"); got.code != cli.ExitOK {
+		t.Errorf("validate of the manifests: %d, %s%s", got.code, got.stdout, got.stderr)
 	}
 }
 

@@ -283,35 +283,3 @@ func TestValidate_ImportFormat(t *testing.T) {
 		t.Errorf("a file of the other format: code %d, stdout %s", got.code, got.stdout)
 	}
 }
-
-func TestImport_UsageErrors(t *testing.T) {
-	file := writeFile(t, "a.yaml", "version: v1")
-	t.Setenv("NODE_NAME", "")
-	t.Setenv("IMPORT_FORMAT", "")
-	for name, tt := range map[string]struct {
-		args []string
-		want string
-	}{
-		"no kind":            {[]string{"import"}, "name the kind of file: device-plugin or mig-parted"},
-		"another kind":       {[]string{"import", "hami", file}, `unknown kind of file "hami": choose device-plugin or mig-parted`},
-		"no file":            {[]string{"import", "mig-parted"}, "name a file, or - for the standard input"},
-		"a name for several": {[]string{"import", "device-plugin", file, file, "--name", "x"}, "--name goes with one file"},
-		"no driver":          {[]string{"import", "device-plugin", file, "--driver-name", "X"}, "--driver-name"},
-		"slices": {[]string{"slices", "--import-format", "hami"},
-			`invalid argument "hami" for "--import-format" flag: it is not one of policy, device-plugin, mig-parted`},
-		"inspect":             {[]string{"inspect", "--import-format", "hami"}, "--import-format"},
-		"the plugin":          {[]string{"kubelet-plugin", "--import-format", "hami"}, "--import-format"},
-		"a policy of another": {[]string{"slices", "--node-model", "t4", "--policy", file}, "set apiVersion and kind"},
-		"no such mig-config": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
-			filepath.Join(importData, "mig-parted-custom.yaml"), "--policy-name", "x"}, "choose one of custom-config"},
-		"left out": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
-			writeFile(t, "b.yaml", "version: v1\nmig-configs: {c: [{devices: all, mig-enabled: true, mig-devices: {1c.3g.40gb: 1}}]}"), "--policy-name", "c"},
-			`mig-configs[c][0].mig-devices[1c.3g.40gb]: no equivalent`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := cleave(t, tt.args...); got.code != cli.ExitUsage || !strings.Contains(got.stderr, tt.want) {
-				t.Errorf("code %d, stderr %q, want %q", got.code, got.stderr, tt.want)
-			}
-		})
-	}
-}

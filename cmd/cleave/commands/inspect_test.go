@@ -3,11 +3,8 @@
 package commands
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -50,59 +47,12 @@ func TestInspect_EveryModel(t *testing.T) {
 }
 
 func TestInspect_Policy(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n" +
-		"- {tiers: [exclusive]}\n"
-	if err := os.WriteFile(path, []byte(policy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := writeFile(t, "policy.yaml", "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n"+
+		"- {tiers: [exclusive]}\n")
 	got := cleave(t, "inspect", "--node-model", "l40s", "--policy", path)
 	for _, want := range []string{"not offered", "GPU0: nothing", "GPU1 to GPU3: whole\n", "the policy excludes it"} {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("%q is not in\n%s", want, got.stdout)
-		}
-	}
-}
-
-func TestInspect_UsageErrors(t *testing.T) {
-	tests := map[string]struct {
-		args []string
-		want []string
-	}{
-		"output":                     {[]string{"-o", "xml"}, []string{`--output "xml"`, "table, wide, json, yaml"}},
-		"argument":                   {[]string{"gpu-1"}, []string{`unexpected argument "gpu-1"`}},
-		"unknown flag":               {[]string{"--form-cluster", "n"}, []string{"--form-cluster"}},
-		"kubeconfig of nothing":      {[]string{"--kubeconfig", "x"}, []string{"--kubeconfig", "--from-cluster"}},
-		"no node":                    {[]string{"--from-cluster", ""}, []string{"--from-cluster is empty"}},
-		"node name that no Node has": {[]string{"--from-cluster", "Node_1"}, []string{"Node_1"}},
-		"a model and a cluster": {[]string{"--from-cluster", "n", "--node-model", "t4"},
-			[]string{"--node-model has no effect with --from-cluster"}},
-		"a machine and a cluster": {
-			[]string{"--from-cluster", "n", "--driver-root", "/x", "--policy", "p", "--mps-socket", "s"},
-			[]string{"--driver-root has no effect", "--policy has no effect", "--mps-socket has no effect"},
-		},
-		"driver name": {[]string{"--driver-name", "No Name"}, []string{"--driver-name"}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			got := cleave(t, append([]string{"inspect"}, tt.args...)...)
-			if got.code != cli.ExitUsage || got.stdout != "" {
-				t.Errorf("got code %d and stdout %q, want %d and nothing", got.code, got.stdout, cli.ExitUsage)
-			}
-			for _, want := range append(tt.want, "'cleave inspect --help'") {
-				if !strings.Contains(got.stderr, want) {
-					t.Errorf("stderr %q does not say %q", got.stderr, want)
-				}
-			}
-		})
-	}
-}
-
-func TestInspect_ClosedPipe(t *testing.T) {
-	for _, form := range []string{"table", "wide", "json", "yaml"} {
-		var stderr bytes.Buffer
-		if got := cli.Run(t.Context(), New("cleave"), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != cli.ExitFailed {
-			t.Errorf("-o %s: got exit code %d, want %d", form, got, cli.ExitFailed)
 		}
 	}
 }

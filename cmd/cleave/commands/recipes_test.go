@@ -25,9 +25,6 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
-	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/tools/inspect/models"
 )
 
 // recipe is what the commands say of one.
@@ -65,28 +62,24 @@ var recipes = map[string]recipe{
 
 const recipesDir = examples + "/recipes"
 
-// published are the slices of a node of a model, and its Node.
+// published are a Node of a model, and its slices.
 func published(t *testing.T, model, node string, rules *v1alpha1.NodePolicy) []runtime.Object {
 	t.Helper()
-	gpus, err := models.Load(model)
+	return append([]runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}}, slicesOf(t, model, "gpu.cleave.dev", node, rules)...)
+}
+
+// sharedPartitions is the example of a policy with shared partitions.
+func sharedPartitions(t *testing.T) *v1alpha1.NodePolicy {
+	t.Helper()
+	data, err := os.ReadFile(policies + "/shared-partitions.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects := []runtime.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}}
-	list := nodeslices.Objects(policy.Apply(rules, gpus, policy.Capabilities{}), "gpu.cleave.dev", node)
-	for i := range list.Items {
-		objects = append(objects, &list.Items[i])
+	p, err := v1alpha1.DecodeNodePolicy(data)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return objects
-}
-
-func devices(objects []runtime.Object) (all []resourceapi.Device) {
-	for _, o := range objects {
-		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-			all = append(all, slice.Spec.Devices...)
-		}
-	}
-	return all
+	return p
 }
 
 func recipeFile(t *testing.T, name string) string {
@@ -114,7 +107,7 @@ func TestRecipes(t *testing.T) {
 			if model == "" {
 				model = "hgx-h100"
 			}
-			node := published(t, model, "gpu-7", &v1alpha1.NodePolicy{})
+			node := published(t, model, "gpu-7", everyTier)
 			node[0].(*corev1.Node).Labels = map[string]string{v1alpha1.PolicyLabel: "launchers"} // which one recipe selects
 			client := cluster(t, append(classes(t), node...)...)
 			got, err := explained(t, &asker{client: client, namespace: "team", driver: "gpu.cleave.dev"}, recipeFile(t, name), "text")
@@ -174,17 +167,9 @@ func TestRecipes_Quota(t *testing.T) {
 	for _, c := range classes(t) {
 		existing = append(existing, c.(metav1.Object).GetName())
 	}
-	data, err := os.ReadFile(policies + "/shared-partitions.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	shared, err := v1alpha1.DecodeNodePolicy(data)
-	if err != nil {
-		t.Fatal(err)
-	}
 	want := map[string]bool{}
-	for _, rules := range []*v1alpha1.NodePolicy{{}, shared} {
-		for _, d := range devices(published(t, "hgx-h100", "node", rules)) {
+	for _, object := range append(slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node", everyTier), slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node", sharedPartitions(t))...) {
+		for _, d := range object.(*resourceapi.ResourceSlice).Spec.Devices {
 			kind := *d.Attributes["type"].StringValue
 			want[kind+".cleave.dev"] = true
 			if profile := d.Attributes["profile"].StringValue; kind == "mig" && profile != nil {

@@ -21,7 +21,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
 )
@@ -45,19 +44,12 @@ func smallPod(name, node, device, controller string) []runtime.Object {
 // scatteredCluster has a partition on each of two nodes.
 func scatteredCluster(t *testing.T) *fake.Clientset {
 	t.Helper()
-	objects := slices.Concat(slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node-1"), slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node-2"),
+	objects := slices.Concat(classes(t), slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node-1", everyTier), slicesOf(t, "hgx-h100", "gpu.cleave.dev", "node-2", everyTier),
 		smallPod("stays", "node-1", "gpu-0000-1b-00-0-mig-19-6", "DaemonSet"), smallPod("stray", "node-2", "gpu-0000-1b-00-0-mig-19-6", "StatefulSet"))
 	for _, name := range []string{"node-1", "node-2"} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		node.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110")}
 		objects = append(objects, node)
-	}
-	classes, err := manifests.Classes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range classes {
-		objects = append(objects, c)
 	}
 	return fake.NewClientset(objects...)
 }

@@ -281,23 +281,3 @@ func TestRepack_Serve(t *testing.T) {
 		}
 	})
 }
-
-func TestRepack_Usage(t *testing.T) {
-	for want, args := range map[string][]string{
-		"for --apply, which is not set":         {"--every", "10m"},
-		"leave out --apply":                     {"--apply", "-o", "json"},
-		"--dry-run is not for --every":          {"--apply", "--every", "10m", "--dry-run=server"},
-		`--dry-run "client" is not one of`:      {"--apply", "--dry-run=client"},
-		"for --every, which is not set":         {"--apply", "--window", "Mon 10:00-11:00"},
-		"days are Mon to Sun":                   {"--apply", "--every", "10m", "--window", "Mo 10:00-11:00"},
-		"--time-zone: unknown time zone Mars/X": {"--apply", "--every", "10m", "--time-zone", "Mars/X"},
-		"unexpected argument":                   {"node-1"},
-	} {
-		cmd := newRepack()
-		cmd.SetArgs(args)
-		cmd.SilenceUsage, cmd.SilenceErrors = true, true
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got %v, want %q", args, err, want)
-		}
-	}
-}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // creatable are all sets of partitions that a board can have at once, by how many they are of each profile. That they are
@@ -179,12 +178,7 @@ func TestFit_Prefer(t *testing.T) {
 // fitOn finds places on the first GPU of a node model for partitions by name, and words them.
 func fitOn(t *testing.T, model string, want map[string]int, prefer ...string) (string, error) {
 	t.Helper()
-	session, err := simulated.Open(t.Context(), model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer session.Close() //nolint:errcheck // a simulated one
-	g := &session.Node().GPUs[0]
+	g := &modelNode(t, model).GPUs[0]
 	var counts []gpu.ProfileCount
 	var there []gpu.Place
 	for i := range g.MIG.Profiles {

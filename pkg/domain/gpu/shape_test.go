@@ -24,27 +24,6 @@ func modelNode(t *testing.T, model string) *gpu.Node {
 	return &node
 }
 
-func TestShape_NamesAreUniqueLabels(t *testing.T) {
-	for _, model := range simulated.NodeModels() {
-		for _, mig := range []bool{false, true} {
-			node := modelNode(t, model)
-			for i := range node.GPUs {
-				node.GPUs[i].MIG.Enabled = mig
-			}
-			seen := map[string]bool{}
-			for i := range node.GPUs {
-				for _, s := range node.GPUs[i].Shapes() {
-					name := s.Name()
-					if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 || seen[name] {
-						t.Errorf("%s: name %q is there twice or no DNS label: %v", model, name, msgs)
-					}
-					seen[name] = true
-				}
-			}
-		}
-	}
-}
-
 func TestShape_NamesAreParsed(t *testing.T) {
 	for _, name := range partitionable(t) {
 		_, g := board(t, name)
@@ -122,54 +101,10 @@ func TestShapes_EveryModel(t *testing.T) {
 	}
 }
 
-func TestShapes_ModeNeedsReset(t *testing.T) {
-	for model, parts := range map[string]int{"dgx-a100": 25, "a30": 13} {
-		for _, enabled := range []bool{false, true} {
-			g := modelNode(t, model).GPUs[0]
-			g.MIG.Enabled = enabled
-			whole, partitions := 0, 0
-			for _, s := range g.Shapes() {
-				if s.IsPartition() {
-					partitions++
-				} else {
-					whole++
-				}
-			}
-			want := [2]int{1, 0}
-			if enabled {
-				want = [2]int{0, parts}
-			}
-			if got := [2]int{whole, partitions}; got != want {
-				t.Errorf("%s, MIG mode %t: got %v whole and partitions, want %v", model, enabled, got, want)
-			}
-		}
-	}
-}
-
 func TestShapes_PendingMode(t *testing.T) {
 	g := modelNode(t, "dgx-a100").GPUs[0]
 	g.MIG.Pending = true
 	if got := g.Shapes(); len(got) != 1 || got[0].IsPartition() {
 		t.Errorf("got %d shapes, want the whole GPU only", len(got))
-	}
-}
-
-func TestCounters_APILimits(t *testing.T) {
-	const maxCounters, maxDevices = 32, 64
-	for _, name := range partitionable(t) {
-		_, g := board(t, name)
-		if n := len(g.Counters()); n > maxCounters {
-			t.Errorf("%s: %d counters, want at most %d", name, n, maxCounters)
-		}
-		if n := len(g.Shapes()); n > maxDevices {
-			t.Errorf("%s: %d shapes, want at most %d for one slice", name, n, maxDevices)
-		}
-		seen := map[string]bool{}
-		for _, c := range g.Counters() {
-			if msgs := validation.IsDNS1123Label(c.Name); len(msgs) > 0 || seen[c.Name] || c.Value < 1 {
-				t.Errorf("%s: counter %q of value %d is there twice or no DNS label: %v", name, c.Name, c.Value, msgs)
-			}
-			seen[c.Name] = true
-		}
 	}
 }

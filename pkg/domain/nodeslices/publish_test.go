@@ -30,10 +30,12 @@ func TestObjects_NoGPUs(t *testing.T) {
 }
 
 func TestObjects_Deterministic(t *testing.T) {
-	want := encode(t, Of(nodeOf(70), View{}))
-	for range 20 {
-		if got := encode(t, Of(nodeOf(70), View{})); got != want {
-			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
+	for name, node := range map[string]func() *policy.Node{"whole": func() *policy.Node { return nodeOf(70) }, "every tier": func() *policy.Node { return offeredNode(t, "hgx-h100") }} {
+		want := encode(t, Of(node(), View{}))
+		for range 20 {
+			if got := encode(t, Of(node(), View{})); got != want {
+				t.Fatalf("%s: slices differ (-first +now):\n%s", name, cmp.Diff(want, got))
+			}
 		}
 	}
 }
@@ -46,20 +48,6 @@ func TestResources_DeepCopy(t *testing.T) {
 	node.GPUs[0].NVLinks.Active, *node.GPUs[0].Memory = 1, 1
 	if diff := cmp.Diff(want, encode(t, device)); diff != "" {
 		t.Errorf("published device changed with the node (-before +after):\n%s", diff)
-	}
-}
-
-func TestResources_WholeOrder(t *testing.T) {
-	node := nodeOf(3)
-	var got []string
-	for _, s := range slicesOf(t, node) {
-		for _, d := range s.Devices {
-			got = append(got, d.Name)
-		}
-	}
-	want := []string{node.GPUs[2].PCI.DeviceName(), node.GPUs[1].PCI.DeviceName(), node.GPUs[0].PCI.DeviceName()}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("order of devices (-want +got):\n%s", diff)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
@@ -24,17 +23,13 @@ func TestReference_Complete(t *testing.T) {
 		to[key][on] = true
 	}
 	for _, model := range simulated.NodeModels() {
-		session, err := simulated.Open(t.Context(), model)
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, all := range []bool{false, true} {
 			var rule v1alpha1.Rule
 			if all {
 				rule.Publish = &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}
 				rule.TimeSlice = &v1alpha1.TimeSlicePolicy{Placement: v1alpha1.PlacementSpread}
 			}
-			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Capabilities{})
+			node := offeredNode(t, model, rule)
 			for i := range node.GPUs {
 				if node.GPUs[i].MIG.NeedsReset {
 					node.GPUs[i].MIG.Enabled = i%2 == 0

@@ -4,8 +4,6 @@ package policy
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,18 +11,6 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
-
-// load reads policies from a directory with these files.
-func load(t *testing.T, files map[string]string) (*Set, error) {
-	t.Helper()
-	dir := t.TempDir()
-	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return Load(dir, Format{})
-}
 
 func decodePolicy(t *testing.T, text string) *v1alpha1.NodePolicy {
 	t.Helper()
@@ -62,9 +48,9 @@ func TestSelectActive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var was *Active
 			if tt.was != "" {
-				was = &Active{Name: tt.was, Policy: decodePolicy(t, "rules: [{tiers: [mps]}]")}
+				was = &Active{Name: tt.was, Policy: policyOf(t, "{tiers: [mps]}")}
 			}
-			set, loadErr := load(t, tt.files)
+			set, loadErr := Load(directory(t, tt.files), Format{})
 			got, err := SelectActive(was, set, loadErr, tt.label, func(p *v1alpha1.NodePolicy) error {
 				if tt.misfit != "" && p.Metadata.Name == tt.misfit {
 					return errors.New("too large")

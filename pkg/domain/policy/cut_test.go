@@ -87,14 +87,7 @@ func allNodes(t *testing.T) map[string]*gpu.Node {
 	t.Helper()
 	nodes := map[string]*gpu.Node{}
 	for _, name := range simulated.NodeModels() {
-		session, err := simulated.Open(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		nodes["model "+name] = session.Node()
-		if err := session.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nodes["model "+name] = model(t, name)
 	}
 	boards, err := sim.Boards()
 	if err != nil {

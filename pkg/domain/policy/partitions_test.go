@@ -112,16 +112,12 @@ func TestApply_WantsMIG(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			session, err := simulated.Open(t.Context(), tt.model)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := policyOf(t, tt.rule)
-			if err := Check(p, session.Node()); err != nil {
+			p, node := policyOf(t, tt.rule), model(t, tt.model)
+			if err := Check(p, node); err != nil {
 				t.Error(err)
 			}
 			got := ""
-			if wants := Apply(p, session.Node(), Capabilities{}).Offers[0].WantsMIG; wants != nil {
+			if wants := Apply(p, node, Capabilities{}).Offers[0].WantsMIG; wants != nil {
 				got = map[bool]string{true: "on", false: "off"}[*wants]
 			}
 			if got != tt.want {
@@ -129,11 +125,7 @@ func TestApply_WantsMIG(t *testing.T) {
 			}
 		})
 	}
-	session, err := simulated.Open(t.Context(), "l40s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = Check(policyOf(t, "{tiers: [mig], mig: {modeChange: whenIdle}}"), session.Node())
+	err := Check(policyOf(t, "{tiers: [mig], mig: {modeChange: whenIdle}}"), model(t, "l40s"))
 	if err == nil || !strings.Contains(err.Error(), "rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be") {
 		t.Errorf("partitions of a board without MIG: %v", err)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // Older drivers list no partitions out of MIG mode, and guests can often not reset GPUs.
@@ -33,22 +32,18 @@ func TestApply_WantsMIGUncertain(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			session, err := simulated.Open(t.Context(), "dgx-a100")
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := *session.Node()
-			n.GPUs = slices.Clone(n.GPUs[:1])
+			n := model(t, "dgx-a100")
+			n.GPUs = n.GPUs[:1]
 			tt.change(&n.GPUs[0])
 			p := policyOf(t, "{mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}}")
-			if err := Check(p, &n); (err == nil) != (tt.refused == "") || err != nil && !strings.Contains(err.Error(), tt.refused) {
+			if err := Check(p, n); (err == nil) != (tt.refused == "") || err != nil && !strings.Contains(err.Error(), tt.refused) {
 				t.Errorf("Check = %v, want %q", err, tt.refused)
 			}
-			o := Apply(p, &n, Capabilities{}).Offers[0]
+			o := Apply(p, n, Capabilities{}).Offers[0]
 			if (o.WantsMIG != nil) != tt.wants || !strings.Contains(o.NoPartitions, tt.withoutMIG) {
 				t.Errorf("wants MIG mode: %v; no partitions: %q", o.WantsMIG, o.NoPartitions)
 			}
-			o = Apply(policyOf(t, "{tiers: [exclusive], mig: {modeChange: whenIdle}}"), &n, Capabilities{}).Offers[0]
+			o = Apply(policyOf(t, "{tiers: [exclusive], mig: {modeChange: whenIdle}}"), n, Capabilities{}).Offers[0]
 			if (o.WantsMIG != nil) != tt.withWhole {
 				t.Errorf("a whole GPU wants MIG mode: %v", o.WantsMIG)
 			}
@@ -58,12 +53,8 @@ func TestApply_WantsMIGUncertain(t *testing.T) {
 
 // Clients may be stopped for a GPU by the rule that matches it, whatever it offers.
 func TestApply_PauseClients(t *testing.T) {
-	session, err := simulated.Open(t.Context(), "dgx-a100")
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := policyOf(t, "{match: {indexes: [0]}, exclude: true, pauseClients: [a/b]}, {match: {indexes: [1]}, tiers: [exclusive], pauseClients: [a/c, a/d]}")
-	offers := Apply(p, session.Node(), Capabilities{}).Offers
+	offers := Apply(p, model(t, "dgx-a100"), Capabilities{}).Offers
 	for i, want := range [][]string{{"a/b"}, {"a/c", "a/d"}, nil} {
 		if got := offers[i].PauseClients; !slices.Equal(got, want) {
 			t.Errorf("GPU %d: got %v, want %v", i, got, want)

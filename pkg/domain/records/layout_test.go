@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
@@ -22,9 +20,9 @@ func layout() *Layout {
 	}
 }
 
-func openLayouts(t *testing.T, disk store.FileSystem) *LayoutStore {
+func openLayouts(t *testing.T) *LayoutStore {
 	t.Helper()
-	s, err := OpenLayouts(disk, filepath.Join(t.TempDir(), "layouts"))
+	s, err := OpenLayouts(store.Disk{}, filepath.Join(t.TempDir(), "layouts"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +40,7 @@ func TestLayoutStoreRead_Corrupt(t *testing.T) {
 	for name, data := range map[string]string{
 		"another GPU": `{"format":1,"gpu":"gpu-0000-1c-00-0","uuid":"u"}`, "no UUID": `{"format":1,"gpu":"gpu-0000-1b-00-0"}`,
 	} {
-		s := openLayouts(t, store.Disk{})
+		s := openLayouts(t)
 		if err := os.WriteFile(filepath.Join(s.Dir(), "gpu-0000-1b-00-0.json"), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -57,22 +55,14 @@ func FuzzDecodeLayout(f *testing.F) {
 	f.Add([]byte(`{"format":1,"bootID":"b","gpu":"gpu-0000-1b-00-0","uuid":"u","places":[{"profileID":19,"placement":{"start":6,"size":1}}]}`))
 	f.Add([]byte(`{"format":2,"readableFrom":1,"gpu":"gpu-0000-1b-00-0","uuid":"u","places":null,"x":{"y":[1,{}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := DecodeLayout(data)
-		if err != nil {
-			return
-		}
-		again, err := layoutFormat.Encode(l)
-		if err != nil {
-			t.Fatalf("encode what was decoded: %v", err)
-		}
-		if got, err := DecodeLayout(again); err != nil || !cmp.Equal(l, got) {
-			t.Errorf("got %v, %v, want what was encoded: %s", got, err, cmp.Diff(l, got))
+		if _, err := DecodeLayout(data); err == nil {
+			fuzzFormat(t, layoutFormat, data)
 		}
 	})
 }
 
 func TestLayoutStore_NamesThatAreNoDevices(t *testing.T) {
-	s := openLayouts(t, store.Disk{})
+	s := openLayouts(t)
 	for _, device := range []string{"", "../x", "gpu-", "gpu-0000/..", "gpu-" + strings.Repeat("0", 64)} {
 		if _, err := s.Read(device); err == nil {
 			t.Errorf("%q passed for a device", device)

@@ -23,14 +23,10 @@ func TestDirectory_WriteReadRemove(t *testing.T) {
 	}
 	want := sample("a")
 	for range 2 { // the second replaces the first
-		if err := one.Write(want); err != nil {
-			t.Fatal(err)
-		}
+		must(t, one.Write(want))
 		for _, d := range []*Directory[string, note]{one, two} {
 			got, err := d.Read("a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("document (-want +got):\n%s", diff)
 			}
@@ -69,9 +65,7 @@ func TestDirectoryRead_Corrupt(t *testing.T) {
 			if data == "/" {
 				err = errors.Join(os.Remove(path), os.Mkdir(path, 0o700))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got, err := d.Read("a")
 			corrupt := (*CorruptError)(nil)
 			if !errors.As(err, &corrupt) {
@@ -84,9 +78,7 @@ func TestDirectoryRead_Corrupt(t *testing.T) {
 				t.Errorf("List: got %v, %v, %v, want the CorruptError", all, bad, err)
 			}
 			aside, err := d.SetAside("a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := os.Stat(aside); err != nil {
 				t.Error(err)
 			}
@@ -102,13 +94,9 @@ func TestDirectoryRead_Corrupt(t *testing.T) {
 
 func TestDirectorySetAside_KeepsTheBytes(t *testing.T) {
 	d := At[string](Disk{}, t.TempDir(), noteFormat()) // without the directory for corrupt files
-	if err := os.WriteFile(filepath.Join(d.Dir(), "a.json"), []byte("broken"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(d.Dir(), "a.json"), []byte("broken"), 0o600))
 	aside, err := d.SetAside("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if data, err := os.ReadFile(aside); err != nil || string(data) != "broken" {
 		t.Errorf("at %s: got %q, %v, want the broken bytes", aside, data, err)
 	}
@@ -118,9 +106,7 @@ func TestDirectoryRead_LargestSize(t *testing.T) {
 	d := openNotes(t)
 	valid := `{"format":1,"name":"a"}`
 	data := valid + strings.Repeat(" ", int(noteFormat().Limit)-len(valid))
-	if err := os.WriteFile(filepath.Join(d.Dir(), "a.json"), []byte(data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(d.Dir(), "a.json"), []byte(data), 0o600))
 	if _, err := d.Read("a"); err != nil {
 		t.Error(err)
 	}
@@ -128,9 +114,7 @@ func TestDirectoryRead_LargestSize(t *testing.T) {
 
 func TestDirectory_NamesThatAreNoPlainNames(t *testing.T) {
 	d := openNotes(t)
-	if err := os.WriteFile(filepath.Join(filepath.Dir(d.Dir()), "victim.json"), []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(d.Dir()), "victim.json"), []byte("precious"), 0o600))
 	for _, name := range []string{
 		"", ".", "..", "../victim", "/etc/passwd", "a/b", "a\x00b", "-a", "a.b", "corrupt/a", "a\n", strings.Repeat("a", 65),
 	} {
@@ -148,14 +132,10 @@ func TestDirectory_NamesThatAreNoPlainNames(t *testing.T) {
 func TestDirectoryNames_OtherFiles(t *testing.T) {
 	d := openNotes(t)
 	for _, name := range []string{"b.json", "a.json", ".c.json.1234", "d.txt", "notes", "e.json.tmp", "x y.json", ".json"} {
-		if err := os.WriteFile(filepath.Join(d.Dir(), name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(d.Dir(), name), nil, 0o600))
 	}
 	got, err := d.Names()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff([]string{"a", "b"}, got); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
 	}
@@ -176,17 +156,13 @@ func TestDirectoryList_MissingDirectory(t *testing.T) {
 func TestOpen_SweepsTemporaryFiles(t *testing.T) {
 	d := openNotes(t)
 	left := filepath.Join(d.Dir(), ".a.json.123456")
-	if err := os.WriteFile(left, []byte(`{"format":1,"na`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(left, []byte(`{"format":1,"na`), 0o600))
 	openIn(t, Disk{}, d.Dir())
 	if diff := cmp.Diff([]string{".a.json.123456"}, listAll(t, d.Dir())); diff != "" { // another process may be writing it
 		t.Errorf("a new file (-want +got):\n%s", diff)
 	}
 	old := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(left, old, old); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chtimes(left, old, old))
 	openIn(t, Disk{}, d.Dir())
 	if diff := cmp.Diff([]string{}, listAll(t, d.Dir())); diff != "" {
 		t.Errorf("an old file (-want +got):\n%s", diff)
@@ -232,9 +208,7 @@ func TestDirectory_DiskErrors(t *testing.T) {
 	}
 	t.Run("List, read", func(t *testing.T) {
 		d := openNotes(t)
-		if err := d.Write(sample("a")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.Write(sample("a")))
 		d.disk = faultyDisk{op: "ReadFile", err: syscall.EIO}
 		if all, corrupt, err := d.List(); len(all)+len(corrupt) > 0 || !errors.Is(err, syscall.EIO) {
 			t.Errorf("got %v, %v, %v, want EIO", all, corrupt, err)

@@ -27,9 +27,7 @@ func TestDiskWriteFile_OnePrivateFile(t *testing.T) {
 		}
 	}
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, want := info.Mode(), fs.FileMode(0o600); got != want {
 		t.Errorf("mode: got %v, want %v", got, want)
 	}
@@ -41,9 +39,7 @@ func TestDiskWriteFile_OnePrivateFile(t *testing.T) {
 func TestDiskWriteFile_RenameFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.json")
-	if err := os.MkdirAll(filepath.Join(path, "in-the-way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(path, "in-the-way"), 0o700))
 	if err := (Disk{}).WriteFile(path, []byte("x")); err == nil {
 		t.Fatal("WriteFile over a directory: want an error")
 	}
@@ -77,9 +73,7 @@ func mountTiny(t *testing.T) string {
 func TestDiskWriteFile_FullDisk(t *testing.T) {
 	dir := mountTiny(t)
 	path := filepath.Join(dir, "a.json")
-	if err := (Disk{}).WriteFile(path, []byte("whole")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Disk{}).WriteFile(path, []byte("whole")))
 	err := Disk{}.WriteFile(path, bytes.Repeat([]byte("x"), 64<<10))
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("got %v, want ENOSPC", err)
@@ -109,18 +103,14 @@ func TestDiskWriteDurable(t *testing.T) {
 func TestDiskReadFile_NotAFile(t *testing.T) {
 	dir := t.TempDir()
 	secret, link, pipe := filepath.Join(dir, "secret"), filepath.Join(dir, "link.json"), filepath.Join(dir, "pipe.json")
-	if err := errors.Join(os.WriteFile(secret, []byte("{}"), 0o600), os.Symlink(secret, link), syscall.Mkfifo(pipe, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(secret, []byte("{}"), 0o600), os.Symlink(secret, link), syscall.Mkfifo(pipe, 0o600)))
 	for _, path := range []string{link, pipe, dir} {
 		if got, err := (Disk{}).ReadFile(path, 10); !errors.Is(err, ErrNotAFile) {
 			t.Errorf("%s: got %q, %v, want %v", path, got, err, ErrNotAFile)
 		}
 	}
 	// It is written in place of a link, and not through it.
-	if err := (Disk{}).WriteFile(link, []byte("new")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Disk{}).WriteFile(link, []byte("new")))
 	for path, want := range map[string]string{secret: "{}", link: "new"} {
 		if got, err := (Disk{}).ReadFile(path, 10); string(got) != want || err != nil {
 			t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
@@ -130,9 +120,7 @@ func TestDiskReadFile_NotAFile(t *testing.T) {
 
 func TestDiskReadFile_Limit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("12345"), 0o600))
 	if got, err := (Disk{}).ReadFile(path, 5); err != nil || string(got) != "12345" {
 		t.Errorf("limit 5: got %q, %v, want 12345", got, err)
 	}

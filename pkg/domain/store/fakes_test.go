@@ -50,9 +50,7 @@ func openNotes(t *testing.T) *Directory[string, note] {
 func openIn(t *testing.T, disk FileSystem, dir string) *Directory[string, note] {
 	t.Helper()
 	d, err := Open[string](disk, dir, noteFormat())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 
@@ -138,8 +136,6 @@ func listAll(t *testing.T, dir string) []string {
 func readDir(t *testing.T, dir string) []string {
 	t.Helper()
 	names, err := Disk{}.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return names
 }

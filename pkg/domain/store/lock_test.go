@@ -14,17 +14,13 @@ import (
 func TestLockFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	shared, err := LockFile(path, syscall.LOCK_SH)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := LockFile(path, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("while another has it: got %v, want EWOULDBLOCK", err)
 	}
 	_ = shared.Close()
 	locked, err := LockFile(path, syscall.LOCK_EX|syscall.LOCK_NB)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !IsAt(locked, path) {
 		t.Error("the file is not at its path")
 	}
@@ -37,9 +33,7 @@ func TestLockFile(t *testing.T) {
 		}
 		got <- file
 	}()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	if IsAt(locked, path) {
 		t.Error("a deleted file is at its path")
 	}
@@ -58,14 +52,10 @@ func TestLockFile(t *testing.T) {
 func TestLockFile_Link(t *testing.T) {
 	dir := t.TempDir()
 	there, missing := filepath.Join(dir, "there"), filepath.Join(dir, "missing")
-	if err := os.WriteFile(there, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(there, []byte("data"), 0o600))
 	for name, target := range map[string]string{"to a file": there, "to nothing": missing} {
 		link := filepath.Join(dir, name)
-		if err := os.Symlink(target, link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(target, link))
 		if file, err := LockFile(link, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.ELOOP) {
 			_ = file.Close()
 			t.Errorf("link %s: got %v, want ELOOP", name, err)
@@ -85,13 +75,9 @@ func TestBootID(t *testing.T) {
 	if _, err := BootID(procfs); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("no file: got %v, want an error that names it", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	for data, want := range map[string]string{"1234\n": "1234", "\n": ""} {
-		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(data), 0o600))
 		if got, err := BootID(procfs); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: got %q, %v, want %q", data, got, err, want)
 		}

@@ -31,15 +31,11 @@ func TestFormat_UnknownFields(t *testing.T) {
 	const later = `{"format":2,"readableFrom":1,"name":"a","items":[{"text":"x","size":[1,{"k":1.10}]},{"text":"y"}],"more":{"b":null}}`
 	f := noteFormat()
 	doc, err := f.Decode([]byte(later))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	encoded := func(want string) {
 		t.Helper()
 		data, err := f.Encode(doc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff(tree(t, want), tree(t, string(data))); diff != "" {
 			t.Errorf("document (-want +got):\n%s", diff)
 		}
@@ -55,9 +51,7 @@ func TestFormat_UnknownFields(t *testing.T) {
 func TestFormat_FieldsInCapitals(t *testing.T) {
 	f := noteFormat()
 	doc, err := f.Decode([]byte(`{"format":1,"name":"a","Name":"b","ITEMS":[{"text":"x"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := &note{Format: 1, Name: "a", Unknown: map[string]any{"Name": "b", "ITEMS": []any{map[string]any{"text": "x"}}}}
 	if diff := cmp.Diff(want, doc); diff != "" {
 		t.Errorf("document (-want +got):\n%s", diff)
@@ -67,9 +61,7 @@ func TestFormat_FieldsInCapitals(t *testing.T) {
 func tree(t *testing.T, data string) any {
 	t.Helper()
 	v, err := decodeTree([]byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return v
 }
 
@@ -101,9 +93,7 @@ func TestFile(t *testing.T) {
 	if got, err := f.Read(); got != nil || err != nil {
 		t.Errorf("no file: got %v, %v, want nil, nil", got, err)
 	}
-	if err := f.Write(sample("any")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Write(sample("any")))
 	got, err := f.Read()
 	if diff := cmp.Diff(sample("any"), got); diff != "" || err != nil {
 		t.Errorf("%v, document (-want +got):\n%s", err, diff)
@@ -113,9 +103,7 @@ func TestFile(t *testing.T) {
 		t.Errorf("got %v, want ENOSPC", err)
 	}
 	f.disk = Disk{}
-	if err := os.WriteFile(f.Path(), []byte(`{"format":7}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(f.Path(), []byte(`{"format":7}`), 0o600))
 	if corrupt := (*CorruptError)(nil); true {
 		if _, err := f.Read(); !errors.As(err, &corrupt) || corrupt.Path != f.Path() {
 			t.Errorf("got %v, want a CorruptError", err)

@@ -47,9 +47,7 @@ func TestCandidateSlices_Limited(t *testing.T) {
 	}}}
 	names := func() []string {
 		all, err := view.ResourceSlices().ListWithDeviceTaintRules()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var names []string
 		for _, s := range all {
 			names = append(names, s.Name)

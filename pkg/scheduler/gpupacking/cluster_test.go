@@ -99,16 +99,12 @@ func TestReadAhead(t *testing.T) {
 	client := fake.NewClientset()
 	for _, node := range []string{"n1", "n2"} {
 		for _, s := range slicesOf(t, "t4", node) {
-			if err := client.Tracker().Add(s); err != nil {
-				t.Fatal(err)
-			}
+			must(t, client.Tracker().Add(s))
 		}
 	}
 	all := newInformers(client)
 	c, err := (&Shared{}).clusterOf(t.Context(), &bed{t: t, client: client, informers: all, recorder: events.NewFakeRecorder(1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.changed = func(string) {} // nobody looks for collisions meanwhile
 	all.Start(t.Context().Done())
 	t.Cleanup(all.Shutdown)

@@ -26,6 +26,7 @@ func TestCollisionWatch_Evict(t *testing.T) {
 		setUp func(b collisionBed)
 		want  []string // writes
 		event string
+		again bool // the node is looked at again soon
 	}{
 		{name: "as seen", want: []string{"patch pods/status", "delete pods"}, event: "Warning AllocatedTwice Evicted"},
 		{name: "without a controller", setUp: func(b collisionBed) { b.pods["late"].OwnerReferences = nil }, event: "Warning AllocatedTwice Cannot start"},
@@ -48,19 +49,21 @@ func TestCollisionWatch_Evict(t *testing.T) {
 		{name: "the pod is gone", want: []string{"patch pods/status"}, setUp: func(b collisionBed) {
 			_ = b.api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "late")
 		}},
+		// The pod that is made again would get the same device.
+		{name: "without the taint", again: true, setUp: func(b collisionBed) {
+			b.api.PrependReactor("create", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, errors.New("forbidden")
+			})
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newCollisionBed(t, "hgx-h100")
 			b.now = time.Now()
 			for _, claim := range []*resourceapi.ResourceClaim{b.claim("a", "first", true, b.device("gpu", 0)), b.claim("b", "late", false, b.device("gpu", 0))} {
-				if err := b.api.Tracker().Add(claim); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.api.Tracker().Add(claim))
 			}
 			for _, pod := range b.pods {
-				if err := errors.Join(b.api.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(b.api.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)))
 			}
 			if c.setUp != nil {
 				c.setUp(b)
@@ -91,6 +94,9 @@ func TestCollisionWatch_Evict(t *testing.T) {
 			if !strings.HasPrefix(event, c.event) || c.event == "" && event != "" || len(b.recorder.Events) > 0 {
 				t.Errorf("Event %q and %d more, want %q", event, len(b.recorder.Events), c.event)
 			}
+			if _, wait := w.next(time.Now()); c.again && wait > collisionTimeout {
+				t.Errorf("the node is looked at in %s", wait)
+			}
 		})
 	}
 }
@@ -99,9 +105,7 @@ func TestCollisionWatch_Evict(t *testing.T) {
 func (b collisionBed) claimOf(name string) *resourceapi.ResourceClaim {
 	b.t.Helper()
 	object, err := b.api.Tracker().Get(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "default", name)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return object.(*resourceapi.ResourceClaim).DeepCopy()
 }
 
@@ -120,9 +124,7 @@ func TestCollisionWatch_Rules(t *testing.T) {
 	w.resolve(t.Context(), "n1", time.Now())
 	rules := func() []resourceapi.DeviceTaintRule {
 		list, err := b.api.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return list.Items
 	}
 	all := rules()
@@ -135,9 +137,7 @@ func TestCollisionWatch_Rules(t *testing.T) {
 	b.addRule(foreign)
 	free := func(name string) {
 		stored, _, _ := b.claimStore().GetByKey("default/" + name)
-		if err := b.claimStore().Delete(stored); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.claimStore().Delete(stored))
 		b.plugin.cluster.follow(stored.(*resourceapi.ResourceClaim))
 		w.resolve(t.Context(), "n1", time.Now())
 	}
@@ -148,31 +148,5 @@ func TestCollisionWatch_Rules(t *testing.T) {
 	free("a")
 	if all := rules(); len(all) != 0 {
 		t.Errorf("rules %v are left", all)
-	}
-}
-
-// TestCollisionWatch_NoRules: nobody is evicted where the pod that is made again would get the same device.
-func TestCollisionWatch_NoRules(t *testing.T) {
-	b := newCollisionBed(t, "hgx-h100")
-	b.now = time.Now()
-	for _, claim := range []*resourceapi.ResourceClaim{b.claim("a", "first", true, b.device("gpu", 0)), b.claim("b", "late", false, b.device("gpu", 0))} {
-		kept(t, b.api.Tracker().Add(claim))
-	}
-	for _, pod := range b.pods {
-		kept(t, errors.Join(b.api.Tracker().Add(pod), b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod)))
-	}
-	b.api.PrependReactor("create", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, errors.New("forbidden")
-	})
-	w := b.watch()
-	w.resolve(t.Context(), "n1", b.now)
-	w.resolve(t.Context(), "n1", b.now.Add(collisionTimeout))
-	for _, a := range b.api.Actions() {
-		if a.GetVerb() == "delete" {
-			t.Errorf("%s of %s", a.GetVerb(), a.GetResource().Resource)
-		}
-	}
-	if _, wait := w.next(time.Now()); wait > collisionTimeout {
-		t.Errorf("the node is looked at in %s", wait)
 	}
 }

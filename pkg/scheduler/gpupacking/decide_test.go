@@ -114,9 +114,7 @@ func TestPlugin_ClaimGone(t *testing.T) {
 			switch after {
 			case "deleted":
 				delete(b.claims, "first")
-				if err := b.claimStore().Delete(claim); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.claimStore().Delete(claim))
 			case "made anew":
 				claim.UID, claim.ResourceVersion = "another", "7"
 				b.claims["first"] = claim
@@ -171,9 +169,7 @@ func TestFactory_Profiles(t *testing.T) {
 	create := new(Shared).New
 	profile := func(args string) *Plugin {
 		p, err := create(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return p.(*Plugin)
 	}
 	// The informers of this bed have started; another has not.

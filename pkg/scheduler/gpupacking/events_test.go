@@ -20,9 +20,7 @@ import (
 func (b *bed) after(pod *corev1.Pod, resource framework.EventResource, action framework.ActionType, before, after any) string {
 	b.t.Helper()
 	events, err := b.plugin.EventsToRegister(b.t.Context())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	for _, e := range events {
 		if e.Event.Resource != resource || e.Event.ActionType&action == 0 {
 			continue
@@ -31,9 +29,7 @@ func (b *bed) after(pod *corev1.Pod, resource framework.EventResource, action fr
 			return framework.Queue.String()
 		}
 		hint, err := e.QueueingHintFn(klog.FromContext(b.t.Context()), pod, before, after)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, err)
 		return hint.String()
 	}
 	return "not registered"
@@ -94,9 +90,7 @@ func TestEvents_Claims(t *testing.T) {
 	b.storeClaim(fresh) // no event
 	expect("one GPU is free", []string{"QueueSkip", "Queue"}, framework.Update, taken, fresh)
 	last := claim("pod-8", true) // on the other node
-	if err := b.claimStore().Delete(last); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.claimStore().Delete(last))
 	expect("one is free on each node", []string{"QueueSkip", "Queue"}, framework.Delete, last, nil)
 	next := claim("pod-1", false)
 	b.storeClaim(next)
@@ -194,15 +188,9 @@ func TestEvents_Slices(t *testing.T) {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
 	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(index.Update(full[0]))
+	must(t, index.Update(full[0]))
 	expect("a full node publishes again", "QueueSkip", framework.Update, full[0], full[0])
-	must(rules.Delete(rule))
+	must(t, rules.Delete(rule))
 	expect("the rule is gone", "Queue", framework.Update, other[0], other[0])
 	if _, got := b.preFilter(pod); got != "n2" {
 		t.Errorf("the next attempt: %s", got)
@@ -210,7 +198,7 @@ func TestEvents_Slices(t *testing.T) {
 	b.withdraw(other...)
 	b.waits(pod)
 	for i, s := range slices.Backward(other) {
-		must(index.Add(s))
+		must(t, index.Add(s))
 		want := "QueueSkip"
 		if i == 0 {
 			want = "Queue"
@@ -231,9 +219,7 @@ func TestPreFilter_FollowsBeforeFull(t *testing.T) {
 	b.place(b.pod("first", "gpu"))
 	b.store("first")
 	gone := b.claims["first"]
-	if err := b.claimStore().Delete(gone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.claimStore().Delete(gone))
 	if _, got := b.preFilter(b.pod("second", "gpu")); got != "n1" {
 		t.Errorf("got %s, want the node whose GPU is free", got)
 	}
@@ -241,9 +227,7 @@ func TestPreFilter_FollowsBeforeFull(t *testing.T) {
 	b.store("second")
 	b.waits(b.pod("third", "gpu"))
 	for _, s := range slicesOf(t, "t4", "n2") {
-		if err := b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Add(s); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Add(s))
 	}
 	b.addNode("n2")
 	if _, got := b.preFilter(b.pod("third", "gpu")); got != "n2" {

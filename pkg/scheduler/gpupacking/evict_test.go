@@ -66,20 +66,37 @@ func (b evictionBed) run(node, name, class string, priority int32, change ...fun
 // host notes that a pod runs on a node.
 func (b evictionBed) host(node string, pod *corev1.Pod) {
 	b.t.Helper()
-	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.informers.Core().V1().Pods().Informer().GetIndexer().Add(pod))
 	runOn(b.bed, node, pod)
 }
 
-// urgent is the decision of a pod of priority 1000, as text.
-func (b evictionBed) urgent(name, class string) string {
+// ofPriority is a pod with a claim for devices of a class.
+func (b evictionBed) ofPriority(priority int32, name, class string, change ...func(*resourceapi.ResourceClaimSpec)) *corev1.Pod {
+	pod := b.pod(name, class, change...)
+	pod.Spec.Priority = &priority
+	return pod
+}
+
+// urgentPod is one of priority 1000 that the API server has, and no node.
+func (b evictionBed) urgentPod(class string, change ...func(*resourceapi.ResourceClaimSpec)) *corev1.Pod {
 	b.t.Helper()
-	pod := b.pod(name, class)
-	pod.Spec.Priority = new(int32(1000))
+	pod := b.ofPriority(1000, "urgent", class, change...)
+	b.host("", pod)
+	return pod
+}
+
+// outcomeOf is the decision of a pod, as text.
+func (b evictionBed) outcomeOf(pod *corev1.Pod) string {
+	b.t.Helper()
 	state, nodes := b.preFilter(pod)
 	d := read(state)
 	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims)
+}
+
+// urgent is the decision of a pod of priority 1000.
+func (b evictionBed) urgent(name, class string) string {
+	b.t.Helper()
+	return b.outcomeOf(b.ofPriority(1000, name, class))
 }
 
 func preemptingBed(t testing.TB, rules *Rules) evictionBed {
@@ -95,9 +112,7 @@ func TestEvictions_Choice(t *testing.T) {
 	b.addNodes("gh200", "n1", "n2", "n3", "n4")
 	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "default"}}
 	budget.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}
-	if err := b.informers.Policy().V1().PodDisruptionBudgets().Informer().GetIndexer().Add(budget); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.informers.Policy().V1().PodDisruptionBudgets().Informer().GetIndexer().Add(budget))
 	guarded := func(p *corev1.Pod) { p.Labels = map[string]string{"app": "guarded"} }
 	for i := range 7 {
 		b.run("n1", fmt.Sprint("guarded-", i), "1g.12gb", -1000, guarded)
@@ -225,9 +240,7 @@ func TestEvictions_GoneAlone(t *testing.T) {
 	gone := b.run("n1", "gone", "gpu", -1000)
 	b.run("n2", "low", "gpu", -1000)
 	b.nodes[0].(*fakeNode).pods = nil
-	if err := b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(gone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(gone))
 	if diff := cmp.Diff("n1 evict map[n1:[]]", b.urgent("urgent", "gpu")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -61,9 +61,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 	}
 	b.snapshot = func() []framework.NodeInfo { return b.nodes }
 	p, err := new(Shared).New(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.plugin = p.(*Plugin)
 	b.plugin.cluster.tie = func(types.UID, string) uint64 { return 0 } // by name
 	b.plugin.cluster.changed = func(string) {}                         // nobody looks for collisions meanwhile
@@ -100,26 +98,20 @@ func (b *bed) addNode(name string, published ...*resourceapi.ResourceSlice) *fak
 func (b *bed) publish(published ...*resourceapi.ResourceSlice) {
 	b.t.Helper()
 	for _, s := range published {
-		if err := b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Add(s); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Add(s))
 		b.plugin.cluster.follow(s)
 	}
 }
 
 func (b *bed) addRule(rule *resourceapi.DeviceTaintRule) {
 	b.t.Helper()
-	if err := b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Add(rule); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Add(rule))
 	b.plugin.cluster.followAll()
 }
 
 func (b *bed) removeRule(rule *resourceapi.DeviceTaintRule) {
 	b.t.Helper()
-	if err := b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Delete(rule); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Delete(rule))
 	b.plugin.cluster.followAll()
 }
 
@@ -127,23 +119,15 @@ func (b *bed) removeRule(rule *resourceapi.DeviceTaintRule) {
 func (b *bed) withdraw(published ...*resourceapi.ResourceSlice) {
 	b.t.Helper()
 	for _, s := range published {
-		if err := b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Delete(s); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Delete(s))
 		b.plugin.cluster.follow(s)
 	}
 }
 
 func (b *bed) addNodes(model string, names ...string) {
 	b.t.Helper()
-	node := offering(b.t, model)
 	for _, name := range names {
-		list := nodeslices.Objects(node, driver, name)
-		var all []*resourceapi.ResourceSlice
-		for i := range list.Items {
-			all = append(all, &list.Items[i])
-		}
-		b.addNode(name, all...)
+		b.addNode(name, slicesOf(b.t, model, name)...)
 	}
 }
 
@@ -162,9 +146,7 @@ func slicesOf(t testing.TB, model, name string) []*resourceapi.ResourceSlice {
 func offering(t testing.TB, model string) *policy.Node {
 	t.Helper()
 	session, err := simulated.Open(t.Context(), model)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = session.Close() })
 	node := &policy.Node{Node: session.Node()}
 	for range node.GPUs {
@@ -235,9 +217,7 @@ func (b *bed) allocate(node string, claim *resourceapi.ResourceClaim) *resourcea
 	v := c.views[node][0]
 	c.refresh(v)
 	requests, err := c.cache.Requests(b.t.Context(), v.node, b.demand(claim))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	uses, ok, err := v.state.Fit(requests...)
 	if !ok || err != nil {
 		b.t.Fatalf("claim %s does not fit on node %s: %v", claim.Name, node, err)
@@ -272,9 +252,7 @@ func (b *bed) store(name string) {
 // storeClaim is what the informer does before it tells of it.
 func (b *bed) storeClaim(claim *resourceapi.ResourceClaim) {
 	b.t.Helper()
-	if err := b.claimStore().Add(claim); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.claimStore().Add(claim))
 }
 
 func (b *bed) claimStore() cache.Indexer {
@@ -284,9 +262,7 @@ func (b *bed) claimStore() cache.Indexer {
 func (b *bed) remove(name string) {
 	b.t.Helper()
 	claim := b.claims[name]
-	if err := b.claimStore().Delete(claim); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.claimStore().Delete(claim))
 	delete(b.claims, name)
 	b.plugin.cluster.follow(claim)
 }

@@ -17,15 +17,9 @@ func TestFreedFor(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1")
 	b.run("n1", "web", "gpu", 0)
-	urgent := b.pod("urgent", "gpu")
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu")
 	shared, claim := b.plugin.shared, b.claims["web"]
-	other := func(name string, priority int32) *corev1.Pod {
-		pod := b.pod(name, "gpu")
-		pod.Spec.Priority = &priority
-		return pod
-	}
+	other := func(name string, priority int32) *corev1.Pod { return b.ofPriority(priority, name, "gpu") }
 	if by := shared.FreedFor(other("early", 0), claim); by != nil {
 		t.Errorf("before the eviction, the claim is freed for %s", by.Name)
 	}
@@ -63,9 +57,8 @@ func TestFreedFor_Restarted(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1")
 	b.run("n1", "web", "gpu", 0)
-	urgent := b.pod("urgent", "gpu")
-	urgent.Spec.Priority, urgent.Status.NominatedNodeName = new(int32(1000)), "n1"
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu")
+	urgent.Status.NominatedNodeName = "n1"
 	shared, claim := b.plugin.shared, b.claims["web"]
 	b.plugin.cluster.mutex.Lock()
 	b.plugin.cluster.holds.podChanged(nil, urgent)
@@ -90,9 +83,7 @@ func TestWithout_Returned(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1")
 	low := b.run("n1", "low", "gpu", -1000)
-	urgent, other := b.pod("urgent", "gpu"), b.pod("other", "gpu")
-	urgent.Spec.Priority, other.Spec.Priority = new(int32(1000)), new(int32(1000))
-	b.host("", urgent)
+	urgent, other := b.urgentPod("gpu"), b.ofPriority(1000, "other", "gpu")
 	b.plugin.shared.Hold(urgent, "n1", results(b.claims["low"]), []*resourceapi.ResourceClaim{b.claims["low"]})
 	nobody := func(string, string, types.UID) bool { return false }
 	check := func(name string, pod *corev1.Pod, want int) {

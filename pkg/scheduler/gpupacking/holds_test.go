@@ -18,8 +18,7 @@ import (
 // fits reports whether a pod of a priority would be narrowed to a node with room.
 func (b evictionBed) fits(name, class string, priority int32) bool {
 	b.t.Helper()
-	pod := b.pod(name, class)
-	pod.Spec.Priority = &priority
+	pod := b.ofPriority(priority, name, class)
 	pod.Spec.PreemptionPolicy = new(corev1.PreemptNever)
 	_, nodes := b.preFilter(pod)
 	return nodes == "n1"
@@ -43,9 +42,7 @@ func TestHold_Kept(t *testing.T) {
 		b.run("n1", fmt.Sprint("low-", i), "1g.12gb", 0)
 		claims = append(claims, b.claims[fmt.Sprint("low-", i)])
 	}
-	urgent := b.pod("urgent", "gpu")
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu")
 	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
 	b.plugin.shared.Hold(urgent, "n1", whole, claims)
 	other := func(priority int32) *corev1.Pod {
@@ -54,19 +51,23 @@ func TestHold_Kept(t *testing.T) {
 	if kept := b.plugin.shared.Held(other(0), nil); len(kept) > 0 {
 		t.Errorf("kept are %v while the victims have them", deviceNames(kept))
 	}
+	checkFits := func(after string) {
+		t.Helper()
+		for name, c := range map[string]struct {
+			priority int32
+			fits     bool
+		}{"lower": {0, false}, "equal": {1000, false}, "higher": {1001, true}, "urgent": {1000, true}} {
+			if got := b.fits(name, "1g.12gb", c.priority); got != c.fits {
+				t.Errorf("after the %s victim, %s fits: %t", after, name, got)
+			}
+		}
+	}
 	had := results(b.claims["low-3"])
 	b.remove("low-3")
 	if diff := cmp.Diff(had, b.plugin.shared.Held(other(0), nil)); diff != "" {
 		t.Errorf("kept after the first victim (-want +got):\n%s", diff)
 	}
-	for name, c := range map[string]struct {
-		priority int32
-		fits     bool
-	}{"lower": {0, false}, "equal": {1000, false}, "higher": {1001, true}, "urgent": {1000, true}} {
-		if got := b.fits(name, "1g.12gb", c.priority); got != c.fits {
-			t.Errorf("after the first victim, %s fits: %t", name, got)
-		}
-	}
+	checkFits("first")
 	for i := range 7 {
 		if i != 3 {
 			b.remove(fmt.Sprint("low-", i))
@@ -75,14 +76,7 @@ func TestHold_Kept(t *testing.T) {
 	if diff := cmp.Diff(whole, b.plugin.shared.Held(other(1000), nil)); diff != "" {
 		t.Errorf("kept after the last victim (-want +got):\n%s", diff)
 	}
-	for name, c := range map[string]struct {
-		priority int32
-		fits     bool
-	}{"lower": {0, false}, "equal": {1000, false}, "higher": {1001, true}, "urgent": {1000, true}} {
-		if got := b.fits(name, "1g.12gb", c.priority); got != c.fits {
-			t.Errorf("after the last victim, %s fits: %t", name, got)
-		}
-	}
+	checkFits("last")
 	b.plugin.shared.Drop(urgent.UID)
 	if !b.fits("after", "1g.12gb", 0) {
 		t.Error("nothing is free after the hold has ended")
@@ -98,9 +92,7 @@ func TestHold_Free(t *testing.T) {
 	}
 	promised := slices.Concat(results(b.claims["low-2"]), results(b.claims["low-3"]))
 	b.remove("low-2")
-	urgent := b.pod("urgent", "1g.12gb")
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("1g.12gb")
 	b.plugin.shared.Hold(urgent, "n1", promised, []*resourceapi.ResourceClaim{b.claims["low-3"]})
 	other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: new(int32(0))}}
 	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(other, nil)); diff != "" {
@@ -205,9 +197,7 @@ func TestHold_Gone(t *testing.T) {
 func TestHold_Wakes(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1")
-	urgent := b.pod("urgent", "gpu")
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu")
 	b.plugin.shared.Hold(urgent, "n1", []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}, nil)
 	if b.fits("small", "1g.12gb", 0) || b.fits("eight", "missing-profile", 0) {
 		t.Fatal("a pod fits beside what is held")
@@ -225,9 +215,7 @@ func TestHold_WakesWhereItWas(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1", "n2")
 	b.run("n2", "low", "gpu", 0)
-	urgent := b.pod("urgent", "gpu")
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu")
 	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
 	b.plugin.shared.Hold(urgent, "n1", whole, nil)
 	if b.fits("small", "1g.12gb", 0) {
@@ -252,8 +240,7 @@ func TestHold_Two(t *testing.T) {
 	b.run("n1", "low", "gpu", 0)
 	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
 	for name, priority := range map[string]int32{"middle": 500, "high": 1000} {
-		pod := b.pod(name, "gpu")
-		pod.Spec.Priority = &priority
+		pod := b.ofPriority(priority, name, "gpu")
 		b.host("", pod)
 		b.plugin.shared.Hold(pod, "n1", whole, []*resourceapi.ResourceClaim{b.claims["low"]})
 	}
@@ -331,14 +318,11 @@ func TestHold_BoundElsewhere(t *testing.T) {
 		b.run("n1", fmt.Sprint("first-", i), "gpu", 0)
 		b.run("n2", fmt.Sprint("second-", i), "gpu", 1000)
 	}
-	urgent := b.pod("urgent", "gpu", count(2))
-	urgent.Spec.Priority = new(int32(1000))
-	b.host("", urgent)
+	urgent := b.urgentPod("gpu", count(2))
 	victims := []*resourceapi.ResourceClaim{b.claims["first-0"], b.claims["first-1"]}
 	b.plugin.shared.Hold(urgent, "n1", slices.Concat(results(victims[0]), results(victims[1])), victims)
 	b.remove("first-0") // and the other one ends in an hour
-	low := b.pod("low", "gpu")
-	low.Spec.Priority = new(int32(0))
+	low := b.ofPriority(0, "low", "gpu")
 	b.waits(low)
 
 	b.remove("second-0")

@@ -11,14 +11,6 @@ import (
 	"k8s.io/kube-scheduler/framework"
 )
 
-// outcomeOf is how a pod that was there before fares now.
-func (b evictionBed) outcomeOf(pod *corev1.Pod) string {
-	b.t.Helper()
-	state, nodes := b.preFilter(pod)
-	d := read(state)
-	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims)
-}
-
 // TestEvents_MayEvict: an event after which a pod may evict others wakes it, although nothing fits without an eviction.
 func TestEvents_MayEvict(t *testing.T) {
 	t.Run("a claim of an important pod ends", func(t *testing.T) {
@@ -28,17 +20,14 @@ func TestEvents_MayEvict(t *testing.T) {
 			b.run("n1", fmt.Sprint("important-", i), "gpu", 1000)
 		}
 		b.run("n1", "low", "gpu", -1000)
-		urgent := b.pod("urgent", "gpu", count(2))
-		urgent.Spec.Priority = new(int32(1000))
+		urgent := b.ofPriority(1000, "urgent", "gpu", count(2))
 		if diff := cmp.Diff("UnschedulableAndUnresolvable full map[]", b.outcomeOf(urgent)); diff != "" {
 			t.Fatalf("at first (-want +got):\n%s", diff)
 		}
 		ended := b.claims["important-3"]
 		b.remove("important-3")
-		patient := b.pod("patient", "gpu", count(2))
-		patient.Spec.Priority, patient.Spec.PreemptionPolicy = new(int32(1000)), new(corev1.PreemptNever)
-		equal := b.pod("equal", "gpu", count(2))
-		equal.Spec.Priority = new(int32(-1000))
+		patient, equal := b.ofPriority(1000, "patient", "gpu", count(2)), b.ofPriority(-1000, "equal", "gpu", count(2))
+		patient.Spec.PreemptionPolicy = new(corev1.PreemptNever)
 		for _, pod := range []*corev1.Pod{patient, equal} {
 			b.waits(pod)
 			if diff := cmp.Diff("QueueSkip", b.after(pod, framework.ResourceClaim, framework.Delete, ended, nil)); diff != "" {
@@ -59,8 +48,7 @@ func TestEvents_MayEvict(t *testing.T) {
 		b.run("n2", "low", "gpu", -1000)
 		n2 := b.nodes[1].Node()
 		n2.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
-		urgent := b.pod("urgent", "gpu")
-		urgent.Spec.Priority = new(int32(1000))
+		urgent := b.ofPriority(1000, "urgent", "gpu")
 		if diff := cmp.Diff("UnschedulableAndUnresolvable full map[]", b.outcomeOf(urgent)); diff != "" {
 			t.Fatalf("at first (-want +got):\n%s", diff)
 		}

@@ -17,9 +17,7 @@ import (
 func (b *bed) addNVIDIANodes(form packing.NVIDIA, names ...string) {
 	b.t.Helper()
 	node, err := packing.Inventory(b.t.Context(), "hgx-h100")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	published := form.Publish(node)
 	for _, name := range names {
 		b.addNode(name, packing.ForNode(published, name)...)

@@ -37,9 +37,7 @@ func TestClaims_Order(t *testing.T) {
 	}
 	gone := func(b *bed) {
 		c := on(b, "", "", "")
-		if err := b.claimStore().Delete(c); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, b.claimStore().Delete(c))
 		b.plugin.cluster.follow(c)
 	}
 	assume := func(uid types.UID, node string) func(*bed) {
@@ -152,9 +150,7 @@ func TestWatch_Relists(t *testing.T) {
 		})
 		all := newInformers(client)
 		c, err := newCluster(t.Context(), all, client.Discovery())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer all.Shutdown()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -180,9 +176,7 @@ func TestWatch_Relists(t *testing.T) {
 			client.Tracker().Delete(resources, "default", "again"),
 			client.Tracker().Create(resources, claim("again", "e", "6"), "default"),
 		} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 		if diff := cmp.Diff(map[types.UID]string{"a": "1", "b": "2", "c": "3", "d": "4"}, allocated()); diff != "" {
 			t.Errorf("nobody was told (-want +got):\n%s", diff)

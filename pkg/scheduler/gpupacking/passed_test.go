@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/kube-scheduler/framework"
 )
 
@@ -97,16 +96,16 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 		b.addNodes("hgx-h100", "n1", "n2")
 		b.publish(nic(&n1))
 		pod := tests[name].pod(b)
-		before := counted(t)
+		before := sampled(t, attemptsTotal)
 		state, got := b.preFilter(pod)
 		if got != "Skip" {
 			t.Errorf("%s: got %s, want Skip", name, got)
 		}
 		want := map[string]float64{}
 		if tests[name].reason != "" {
-			want[tests[name].reason] = 1
+			want["outcome="+tests[name].reason+" strategy=pack"] = 1
 		}
-		if diff := cmp.Diff(want, since(before, counted(t))); diff != "" {
+		if diff := cmp.Diff(want, since(before, sampled(t, attemptsTotal))); diff != "" {
 			t.Errorf("%s: attempts by outcome (-want +got):\n%s", name, diff)
 		}
 		if _, status := b.plugin.PostFilter(t.Context(), state, pod, nil); status.Code() != framework.Unschedulable || len(b.activated) > 0 {
@@ -115,37 +114,16 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 	}
 	b := newBed(t, "")
 	b.addNodes("hgx-h100", "n1")
-	group, before := &fakeState{data: map[framework.StateKey]framework.StateData{}, group: true}, counted(t)
+	group, before := &fakeState{data: map[framework.StateKey]framework.StateData{}, group: true}, sampled(t, attemptsTotal)
 	if _, status := b.plugin.PreFilter(t.Context(), group, b.pod("x", "gpu"), b.nodes); !status.IsSkip() {
 		t.Errorf("a group of pods: %v", status)
 	}
-	if diff := cmp.Diff(map[string]float64{passedGroup: 1}, since(before, counted(t))); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"outcome=" + passedGroup + " strategy=pack": 1}, since(before, sampled(t, attemptsTotal))); diff != "" {
 		t.Errorf("a group of pods: attempts by outcome (-want +got):\n%s", diff)
 	}
 }
 
-// counted are the attempts so far, by outcome.
-func counted(t *testing.T) map[string]float64 {
-	t.Helper()
-	families, err := legacyregistry.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != "cleave_scheduler_attempts_total" {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if l.GetName() == "outcome" {
-					all[l.GetValue()] += m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return all
-}
+const attemptsTotal = "cleave_scheduler_attempts_total"
 
 // since is what was added.
 func since(before, after map[string]float64) map[string]float64 {

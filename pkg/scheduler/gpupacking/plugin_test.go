@@ -24,9 +24,7 @@ import (
 func (b *bed) demand(claim *resourceapi.ResourceClaim) pools.Demand {
 	b.t.Helper()
 	d, err := pools.NewDemand(fakeClasses{}.Get, &claim.Spec)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return d
 }
 

@@ -15,9 +15,7 @@ import (
 func sampled(t *testing.T, name string) map[string]float64 {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

@@ -242,11 +242,11 @@ func TestPreFilter_Volumes(t *testing.T) {
 			}
 			core := b.informers.Core().V1()
 			for _, v := range all {
-				kept(t, core.PersistentVolumes().Informer().GetIndexer().Add(v))
+				must(t, core.PersistentVolumes().Informer().GetIndexer().Add(v))
 			}
-			kept(t, core.PersistentVolumeClaims().Informer().GetIndexer().Add(claim))
+			must(t, core.PersistentVolumeClaims().Informer().GetIndexer().Add(claim))
 			for _, s := range []*storagev1.StorageClass{classOf("local", noProvisioner), classOf("other", noProvisioner), classOf("csi", "csi.example.com")} {
-				kept(t, b.informers.Storage().V1().StorageClasses().Informer().GetIndexer().Add(s))
+				must(t, b.informers.Storage().V1().StorageClasses().Informer().GetIndexer().Add(s))
 			}
 			pod := b.pod("x", "gpu")
 			pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -259,8 +259,8 @@ func TestPreFilter_Volumes(t *testing.T) {
 	}
 }
 
-// kept ends the test where a store does not keep an object.
-func kept(t testing.TB, err error) {
+// must ends the test with an error.
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

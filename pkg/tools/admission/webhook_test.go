@@ -23,11 +23,7 @@ func reviewOf(t testing.TB, operation admissionv1.Operation, now, before *resour
 		if c == nil {
 			return runtime.RawExtension{}
 		}
-		data, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.RawExtension{Raw: data}
+		return runtime.RawExtension{Raw: mustJSON(t, c)}
 	}
 	return &admissionv1.AdmissionReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},

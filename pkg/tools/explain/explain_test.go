@@ -149,6 +149,14 @@ func TestExplain_Devices(t *testing.T) {
 			b.device("node-1", gpu0).Name = "gpu-0000-43-00-0"
 			return AboutClaim(whole(1))
 		},
+		// A pool of more slices than they say is none for the scheduler.
+		"too-many-slices": func(b *bed) *Question {
+			b.Nodes = b.Nodes[:1]
+			for i := range b.slices {
+				b.slices[i].Spec.Pool.ResourceSliceCount = 1
+			}
+			return AboutClaim(whole(1))
+		},
 		// Most there is, and no step of the range.
 		"share-between-steps": func(b *bed) *Question { return AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=81001Mi"))) },
 		// Devices of another driver, which no node has.
@@ -226,16 +234,6 @@ func TestExplain_Pods(t *testing.T) {
 			b.Nodes[0].Spec.Unschedulable = true
 			return AboutPod(podOf("trainer"), namespace(c), b.Objects)
 		},
-		"pod-allocated": func(b *bed) *Question {
-			return AboutPod(podOf("trainer"), namespace(b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))), b.Objects)
-		},
-		"pod-scheduled": func(b *bed) *Question { // and what has become of the node since is of no matter
-			c := b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))
-			b.Nodes[0].Spec.Unschedulable = true
-			pod := podOf("trainer")
-			pod.Spec.NodeName = "node-1"
-			return AboutPod(pod, namespace(c), b.Objects)
-		},
 		"extended-resource": func(b *bed) *Question {
 			b.allocate("node-1", "other", asks("gpu.cleave.dev", 7))
 			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
@@ -272,16 +270,6 @@ func TestExplain_Pods(t *testing.T) {
 			b.Nodes[0].Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &since}}
 			b.Nodes[1].Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}} // pods may tolerate it
 			return AboutClaim(whole(1))
-		},
-		"extended-resource-of-nobody": func(b *bed) *Question {
-			pod := podOf()
-			pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpus": *quantity(1)}}}}
-			return AboutPod(pod, namespace(), b.Objects)
-		},
-		"gated": func(b *bed) *Question {
-			pod := podOf("trainer")
-			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
-			return AboutPod(pod, namespace(whole(1)), b.Objects)
 		},
 		"no-claims": func(b *bed) *Question { return AboutPod(podOf(), namespace(), b.Objects) },
 	}
@@ -320,33 +308,21 @@ func TestExplain_SeveralQuestions(t *testing.T) {
 	}
 }
 
-// A search that was cut short says nothing of the nodes.
-func TestExplain_CutShort(t *testing.T) {
-	b := newBed(t, "hgx-h100")
-	q := AboutClaim(whole(9))
-	c := b.cluster(q)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	e, err := c.Explain(ctx, q)
-	b.must(err)
-	if len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
-		t.Errorf("got %s, want that the node was not looked at", text(t, e))
-	}
-}
-
 // A search that ends before it is done finds nothing out, and the next one is not misled by it.
 func TestExplain_Ended(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	q := AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=30Gi")))
-	c := b.cluster(q)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	e, err := c.Explain(ended, q)
-	if err != nil || len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
-		t.Errorf("got %+v, %v; want a search that took too long", e, err)
-	}
-	if e, err = c.Explain(t.Context(), q); err != nil || e.State != Fits {
-		t.Errorf("asked again: got %+v, %v", e, err)
+	for want, claimed := range map[State]*resourceapi.ResourceClaim{Refused: whole(9), Fits: claim("c", asks("mps.cleave.dev", 1, "memory=30Gi"))} {
+		q := AboutClaim(claimed)
+		c := b.cluster(q)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		e, err := c.Explain(ended, q)
+		if err != nil || len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
+			t.Errorf("got %+v, %v; want a search that took too long", e, err)
+		}
+		if e, err = c.Explain(t.Context(), q); err != nil || e.State != want {
+			t.Errorf("asked again: got %+v, %v", e, err)
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
-// What a node could serve later is not what no node ever could.
+// What a node could serve later is not what no node ever could; of one request alone, TestExplain_Devices has the limits.
 func TestOutlook(t *testing.T) {
 	of := func(requests ...resourceapi.DeviceRequest) *Question { return AboutClaim(claim("c", requests...)) }
 	second := func(r resourceapi.DeviceRequest) resourceapi.DeviceRequest {
@@ -38,12 +38,6 @@ func TestOutlook(t *testing.T) {
 			b.taint("gpu.cleave.dev/unhealthy", "xid-79", "gpu-")
 			return of(asks("gpu.cleave.dev", 1))
 		}, NotNow, nil},
-		"more than the largest node": {func(b *bed) *Question { full(b); return of(asks("gpu.cleave.dev", 9)) }, Never,
-			[]string{"9 devices requested, and no node has more than 8"}},
-		"larger than the largest board": {func(b *bed) *Question { full(b); return of(asks("mps.cleave.dev", 1, "memory=100Gi")) }, Never,
-			[]string{"memory 100Gi requested, and no node has a device of class mps.cleave.dev with more than 79Gi"}},
-		"a profile of another board": {func(b *bed) *Question { full(b); return of(asks("mig-1g.5gb.cleave.dev", 1)) }, Never,
-			[]string{"no node has a device of class mig-1g.5gb.cleave.dev"}},
 		"two requests that exclude each other": {func(b *bed) *Question {
 			full(b)
 			return of(asks("gpu.cleave.dev", 8), second(asks("mig-7g.80gb.cleave.dev", 1)))

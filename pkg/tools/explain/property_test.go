@@ -92,25 +92,3 @@ func TestAlternatives_AreAllocated(t *testing.T) {
 		t.Errorf("only %d alternatives were tried", tried)
 	}
 }
-
-// 1,000 equal nodes cost little more than one: their slices are one in memory, and the allocator runs once for a state.
-func BenchmarkExplain_ThousandNodes(b *testing.B) {
-	bed := newBed(b, "hgx-h100")
-	first := bed.slices
-	bed.slices, bed.Nodes = nil, nil
-	for i := range 1000 {
-		name := fmt.Sprintf("node-%04d", i)
-		bed.node(name, "", nil)
-		for _, s := range first {
-			s.Spec.NodeName, s.Spec.Pool.Name = &name, name
-			bed.slices = append(bed.slices, s)
-		}
-		one := claim(fmt.Sprint("claim-", i), asks("gpu.cleave.dev", 1))
-		device := resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: name, Device: fmt.Sprintf("gpu-0000-%s-00-0", []string{"1b", "43", "52", "61"}[i%4])}
-		one.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{device}}}
-		bed.Claims = append(bed.Claims, one)
-	}
-	for b.Loop() {
-		bed.explain(AboutClaim(whole(8)))
-	}
-}

@@ -102,7 +102,9 @@ func TestExplain_Holding(t *testing.T) {
 		}
 	}
 	end := "\nIf it does not start, its Events and those of its claims say why.\n"
+	b.Nodes[0].Spec.Unschedulable = true // what has become of the node since is of no matter
 	check("a pod", AboutPod(pod, namespace(c), b.Objects), Scheduled, "Pod team/trainer is scheduled to node node-1:\n"+has+end)
+	b.Nodes[0].Spec.Unschedulable = false
 	check("its claim", AboutClaim(c), Allocated, "ResourceClaim team/trainer: all claims are allocated.\n"+has)
 	check("a pod without a node", AboutPod(waiting, namespace(c), b.Objects), Allocated, "Pod team/trainer: all claims are allocated.\n"+has)
 	waiting.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "Insufficient cpu."}}

@@ -63,17 +63,15 @@ func TestPrint_VirtualMachines(t *testing.T) {
 	checkGolden(t, "virtual-machine.txt", text(t, machineOf(t, node).view(), Options{}))
 }
 
-func TestOfMachine_BusyNodeJSON(t *testing.T) {
-	checkGolden(t, "busy.json", asJSON(t, only(busy(t).view(), 0, 3)))
-}
-
 func TestPrint_Models(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "rtx-pro-6000", "l40s", "t4", "gb200-nvl72", "gb200-nvl4", "gh200"} {
 		v := newMachine(t, model).view()
 		v.Source, v.Node = Model, model
 		checkGolden(t, "model-"+model+".txt", text(t, v, Options{}))
 	}
-	v := newMachine(t, "l40s").view()
+	m := newMachine(t, "l40s")
+	m.claim("dev/notebook", m.share(0, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gib, Interval: "Long"}))
+	v := m.view()
 	v.Source, v.Node = Model, "l40s"
 	checkGolden(t, "model-l40s.json", asJSON(t, only(v, 0)))
 }

@@ -138,15 +138,11 @@ func TestPrint_BusyCluster(t *testing.T) {
 	checkGolden(t, "cluster-busy.txt", text(t, viewOf(t, busyPool(t, newMachine(t, "hgx-h100"))), Options{Width: 110}))
 }
 
-func TestOfPool_BusyClusterJSON(t *testing.T) {
-	m := newMachine(t, "a30")
-	m.mig(0)
+func TestOfPool_JSON(t *testing.T) {
+	m := newMachine(t, "t4")
 	p := m.published()
-	p.Claims = []resourceapi.ResourceClaim{
-		allocated("dev/a", results{result(m.gpu(0).PCI.DeviceName() + "-mig-5-2")}, "a"),
-		allocated("dev/nb", results{part(m.gpu(1).PCI.DeviceName()+"-timeslice", "5Gi", "")}, "nb"),
-	}
-	checkGolden(t, "cluster-a30.json", asJSON(t, viewOf(t, p)))
+	p.Claims = []resourceapi.ResourceClaim{allocated("dev/nb", results{part(m.gpu(0).PCI.DeviceName()+"-timeslice", "5Gi", "")}, "nb")}
+	checkGolden(t, "cluster-t4.json", asJSON(t, viewOf(t, p)))
 }
 
 func TestConnections_MatchHardware(t *testing.T) {
@@ -216,10 +212,6 @@ func TestOfPool_Free(t *testing.T) {
 
 func TestOfPool_Errors(t *testing.T) {
 	full := newMachine(t, "l40s").published()
-	older := *full.Slices[0].DeepCopy()
-	older.Name, older.Spec.Pool.Generation = "old", 0
-	newer := *full.Slices[0].DeepCopy()
-	newer.Name, newer.Spec.Pool.Generation = "new", 2
 	tests := map[string]struct {
 		slices []resourceapi.ResourceSlice
 		driver string
@@ -228,19 +220,10 @@ func TestOfPool_Errors(t *testing.T) {
 		"nothing at all":     {nil, testDriver, "node gpu-1 has no ResourceSlices of driver gpu.cleave.dev"},
 		"of another driver":  {full.Slices, "gpu.example.com", "node gpu-1 has no ResourceSlices of driver gpu.example.com"},
 		"a slice is missing": {full.Slices[1:], testDriver, "pool gpu-1 is incomplete: it has 2 of 3 slices of generation 1"},
-		"a new generation begins": {append([]resourceapi.ResourceSlice{newer}, full.Slices...), testDriver,
-			"pool gpu-1 is incomplete: it has 1 of 3 slices of generation 2"},
-		"an old one is still there": {append([]resourceapi.ResourceSlice{older}, full.Slices...), testDriver, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			v, err := OfPool(Pool{Node: testNode, Driver: tt.driver, Slices: tt.slices})
-			if tt.want == "" {
-				if err != nil || len(v.GPUs) != 4 {
-					t.Errorf("got %v, %v, want four GPUs", v, err)
-				}
-				return
-			}
+			_, err := OfPool(Pool{Node: testNode, Driver: tt.driver, Slices: tt.slices})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got the error %v, want one with %q", err, tt.want)
 			}

@@ -133,16 +133,7 @@ func TestNode_PoolNotWhole(t *testing.T) {
 	for name, published := range map[string][]*resourceapi.ResourceSlice{
 		"none":          nil,
 		"slice missing": oneGPU("a", 2)[:2],
-		"half replaced": append(oneGPU("a", 2), oneGPU("a", 3)[0]),
 		"device twice":  broken(func(all []*resourceapi.ResourceSlice) { all[2].Spec.Devices[1].Name = "whole" }),
-		"unknown set":   broken(func(all []*resourceapi.ResourceSlice) { all[0].Spec.SharedCounters[0].Name = "gpu-1" }),
-		"set twice":     broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.SharedCounters = all[0].Spec.SharedCounters }),
-		"unknown counter": broken(func(all []*resourceapi.ResourceSlice) {
-			all[1].Spec.Devices[0].ConsumesCounters[0].Counters["slice-9"] = resourceapi.Counter{}
-		}),
-		"groups of them": broken(func(all []*resourceapi.ResourceSlice) {
-			all[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = []string{"mig"}
-		}),
 	} {
 		if _, err := NewCache().Node(published); !errors.Is(err, ErrIncomplete) {
 			t.Errorf("%s: got %v, want ErrIncomplete", name, err)
@@ -150,16 +141,6 @@ func TestNode_PoolNotWhole(t *testing.T) {
 	}
 	if _, err := NewCache().Node(broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.NodeName = nil })); !errors.Is(err, ErrUnpredictable) {
 		t.Errorf("a slice of no node: got %v, want ErrUnpredictable", err)
-	}
-	// Of a slice with counters the allocator sees no devices.
-	combined := broken(func(all []*resourceapi.ResourceSlice) {
-		all[0].Spec.Devices = []resourceapi.Device{device("both", "gpu", "slice-0")}
-	})
-	if n := mustNode(t, NewCache(), combined); len(n.Model.Devices) != 3 {
-		t.Errorf("devices of a slice with counters are there: %v", n.Model.Devices)
-	}
-	if n := mustNode(t, NewCache(), append(oneGPU("a", 2), oneGPU("a", 1)...)); len(n.Model.Devices) != 3 {
-		t.Errorf("slices of an older generation count: %v", n.Model.Devices)
 	}
 }
 

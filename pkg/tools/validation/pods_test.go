@@ -69,9 +69,6 @@ func TestFiles_Pods(t *testing.T) {
 		"names of another's devices": {claim(`deviceClassName: nic.example.com, selectors: [{cel: {expression: 'device.attributes["nic.example.com"].speed == "x"'}}], capacity: {requests: {bandwidth: 1}}`), checked{Checked: []string{"ResourceClaim team/c"}}},
 		"a constraint with a typo": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev, count: 2}}], constraints: [{matchAttribute: gpu.cleave.dev/nvlinkgroup}, {matchAttribute: nic.example.com/rail}]}}", checked{Checked: []string{"ResourceClaim team/c"},
 			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.constraints[0].matchAttribute: no device of Cleave has the attribute gpu.cleave.dev/nvlinkgroup: did you mean gpu.cleave.dev/nvlinkGroup?`}}},
-		"parameters for another driver": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"},
-			Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque.driver: driver "resource.example.com" is not that of Cleave's classes, which all these requests name: these parameters are ignored: did you mean "gpu.cleave.dev"?`}}},
-		"parameters for one of two drivers": {claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mps.cleave.dev}}, {name: nic, exactly: {deviceClassName: nic.example.com}}], config: [{opaque: {driver: resource.example.com, parameters: {a: b}}}]}}", checked{Checked: []string{"ResourceClaim team/c"}}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

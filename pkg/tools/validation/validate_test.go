@@ -296,21 +296,6 @@ func TestFiles_UnreadablePath(t *testing.T) {
 	}
 }
 
-func TestFiles_Examples(t *testing.T) {
-	files, err := Files(t.Context(), []string{"../../../deployments/examples", "../../../deployments/manifests"}, Options{Rules: admission.DefaultRules(), Node: node(t, "hgx-h100")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		if filepath.Base(f.Path) == "mig-mps-services.yaml" {
-			continue // it needs a policy, which TestExamples of cmd/cleave/commands gives it
-		}
-		if len(f.Problems) > 0 {
-			t.Errorf("%s: %q", f.Path, f.Problems)
-		}
-	}
-}
-
 func FuzzFiles(f *testing.F) {
 	for _, seed := range []string{
 		policyHead, claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.driver == 'x'"}}]`), classHead + "spec: {selectors: [{}]}",
