@@ -186,15 +186,10 @@ func List() ([]Process, error) {
 	return list, nil
 }
 
-// parentOf is the second field after the name in /proc/PID/stat, and the name may contain anything (proc(5)).
 func parentOf(pid int) (int, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields, err := stat(pid)
 	if err != nil {
 		return 0, err
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("read the parent of process %d: /proc/%d/stat is too short", pid, pid)
-	}
-	return strconv.Atoi(string(fields[1]))
+	return strconv.Atoi(fields[1])
 }

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -173,7 +174,7 @@ func (b crowded) fillNode(ctx context.Context, i int) error {
 	taken := gpus[:backfillEach]
 	rest := gpus[backfillEach:]
 	if i%2 == 1 {
-		taken = slices.DeleteFunc(b.published.smallest(), func(device string) bool { return gpuOf(device) != gpuOf(gpus[0]) })
+		taken = slices.DeleteFunc(b.published.smallest(), func(device string) bool { return packing.GPUOf(device) != packing.GPUOf(gpus[0]) })
 		rest = gpus[1:]
 	}
 	for n, device := range taken {

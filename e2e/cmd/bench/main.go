@@ -94,11 +94,6 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
 	}
-	if !o.modes && !o.usage && o.compare == "" {
-		if err := measurePacking(ctx, source, report); err != nil {
-			return err
-		}
-	}
 	if err := report.print(os.Stdout); err != nil {
 		return err
 	}

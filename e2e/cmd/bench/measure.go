@@ -33,8 +33,6 @@ type bench struct {
 	claims  []*drapb.Claim // one per device
 	// trace is where the simulated library writes a line per NVML call.
 	trace string
-	// firstUUID is that of the first of the devices.
-	firstUUID string
 	// partitions are the devices of the smallest profile, by GPU.
 	partitions [][]string
 }
@@ -74,15 +72,7 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	if err := b.measureClaims(ctx, r); err != nil {
 		return nil, err
 	}
-	if err := b.measureModes(ctx, r); err != nil {
-		return nil, err
-	}
-	// Last: pods leave work to kubelet and containerd, which claims would be measured together with.
-	claims := b.client.ResourceV1().ResourceClaims(namespace)
-	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		return nil, fmt.Errorf("delete the claims, whose GPUs the pods get: %w", err)
-	}
-	return r, b.measurePods(ctx, r)
+	return r, b.measureModes(ctx, r)
 }
 
 // connect creates a client like the plugin's: unthrottled and speaking protobuf.

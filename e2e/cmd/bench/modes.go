@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -66,7 +65,7 @@ func (b *bench) measureModes(ctx context.Context, r *report) error {
 		{"A100 with 5 s of reset: label back to whole GPUs", "training", 0},
 	} {
 		start := time.Now()
-		if err := m.label(ctx, step.policy); err != nil {
+		if err := (workload.Client{Kube: m.client}).LabelNode(ctx, modeNode, v1alpha1.PolicyLabel, &step.policy); err != nil {
 			return err
 		}
 		var took time.Duration
@@ -142,8 +141,7 @@ func (m *modeBench) allocate(ctx context.Context) error {
 	}
 	for _, d := range devices {
 		if index := d.Attributes["index"].IntValue; index != nil && *index == 3 {
-			client := workload.Client{Cluster: m.cluster, Kube: m.client}
-			m.claim, err = client.Allocate(ctx, namespace, "modes", workload.OneGPU(modeNode, d.Name, false))
+			m.claim, err = m.bench.allocate(ctx, "modes", workload.OneGPU(modeNode, d.Name, false))
 			return err
 		}
 	}
@@ -194,16 +192,6 @@ func (m *modeBench) prepared(ctx context.Context, goOn func() bool) (samples, er
 		}
 	}
 	return took, nil
-}
-
-// label sets the label that selects the node's policy.
-func (m *modeBench) label(ctx context.Context, policy string) error {
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, v1alpha1.PolicyLabel, policy)
-	_, err := m.client.CoreV1().Nodes().Patch(ctx, modeNode, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		return fmt.Errorf("label node %s: %w", modeNode, err)
-	}
-	return nil
 }
 
 // writePolicy writes a policy of a node, in YAML.

@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -31,12 +30,10 @@ const (
 
 // sortDevices keeps the whole GPUs and the smallest partitions that the node publishes.
 func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
-	uuids := map[string]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
 			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
 				b.devices = append(b.devices, d.Name)
-				uuids[d.Name] = *d.Attributes["uuid"].StringValue
 			}
 		}
 	}
@@ -45,7 +42,6 @@ func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
 	if len(b.devices) != 8 || len(b.partitions) != 8 {
 		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(b.partitions))
 	}
-	b.firstUUID = uuids[b.devices[0]]
 	return nil
 }
 
@@ -220,22 +216,4 @@ func (b partitionBench) calls() (int, error) {
 		}
 	}
 	return n, nil
-}
-
-// Seeds and requests of the packing traces, and the share of the peer's rejections that is to be undercut, in percent.
-const (
-	packingSeeds    = 6
-	packingRequests = 1000
-	packingLimit    = 95
-)
-
-// measurePacking replays traces through the scheduler's allocator, with Cleave's order of devices and the peer's.
-func measurePacking(ctx context.Context, source string, r *report) error {
-	comparison, err := packing.Measure(ctx, source, packingSeeds, packingRequests)
-	if err != nil {
-		return fmt.Errorf("compare the order of devices with the peer's: %w", err)
-	}
-	r.add(result{Name: "rejected slices against the peer's order", Value: 100 * comparison.Ratio(), Limit: packingLimit,
-		Unit: "%", Rule: "e2e/packing"})
-	return nil
 }

@@ -69,9 +69,8 @@ func (b partitionShareBench) restart(ctx context.Context, flags ...string) error
 }
 
 func (b partitionShareBench) share(ctx context.Context, name string) (*drapb.Claim, error) {
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30, gpu.CapacityCores: 10}
-	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), b.devices[0]+sharedPartition+"-mps", amounts))
+	return b.allocate(ctx, name, workload.OneShare(b.cluster.NodeName(), b.devices[0]+sharedPartition+"-mps", amounts))
 }
 
 // measureFirst compares the first share of a partition with what it is made of: the partition, and the first share of a GPU,

@@ -25,8 +25,7 @@ func (b shareBench) create(ctx context.Context, name, device string, kind gpu.Sh
 	if kind == gpu.MPS {
 		amounts[gpu.CapacityCores] = 2
 	}
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
-	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
+	return b.allocate(ctx, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
 }
 
 // measure measures shares of one GPU: by time slices, and by an MPS server that runs already.

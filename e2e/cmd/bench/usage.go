@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
@@ -43,7 +44,6 @@ const (
 	usageIdle, usageEvery, usageTime = 30 * time.Second, 250 * time.Millisecond, time.Minute
 	// What looks at the default interval may cost: the time of Prepare, and memory in MB.
 	usageTimes, usageMemory = 1.05, 4
-	tick                    = 10 // milliseconds of CPU time
 )
 
 // usageNode is a node whose plugin looks so often.
@@ -107,7 +107,7 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 	if err := pause(ctx, usageSettles); err != nil {
 		return err
 	}
-	before := make([]int, len(b.nodes))
+	before := make([]time.Duration, len(b.nodes))
 	for _, n := range b.nodes {
 		if err := n.checkFigures(ctx); err != nil {
 			return fmt.Errorf("%s: %w", n.name, err)
@@ -116,13 +116,13 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 	began := time.Now()
 	for i, n := range b.nodes {
 		var err error
-		if before[i], err = ticksOf(n.node.PID()); err != nil {
+		if before[i], err = process.ProcessorTime(n.node.PID()); err != nil {
 			return err
 		}
 	}
 	for time.Since(began) < usageIdle {
 		for _, n := range b.nodes {
-			memory, err := memoryOf(n.node.PID(), "RssAnon")
+			memory, err := process.Memory(n.node.PID(), "RssAnon")
 			if err != nil {
 				return err
 			}
@@ -133,11 +133,11 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 		}
 	}
 	for i, n := range b.nodes {
-		used, err := ticksOf(n.node.PID())
+		used, err := process.ProcessorTime(n.node.PID())
 		if err != nil {
 			return err
 		}
-		n.cpu = float64(tick*(used-before[i])) / time.Since(began).Seconds()
+		n.cpu = millis(used-before[i]) / time.Since(began).Seconds()
 	}
 	return nil
 }
