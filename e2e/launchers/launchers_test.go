@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -207,13 +207,9 @@ func (r *run) launchers(n int) (all []instance) {
 		var has struct {
 			Instances []instance `json:"instances"`
 		}
-		request, err := http.NewRequestWithContext(r.ctx, http.MethodGet,
-			"http://"+net.JoinHostPort(pod.Status.PodIP, "8001")+"/v2/vllm/instances", http.NoBody)
+		_, text, err := process.Read(r.ctx, "http://"+net.JoinHostPort(pod.Status.PodIP, "8001")+"/v2/vllm/instances", "")
 		must(r.t, err)
-		answer, err := http.DefaultClient.Do(request)
-		must(r.t, err)
-		must(r.t, json.NewDecoder(answer.Body).Decode(&has))
-		must(r.t, answer.Body.Close())
+		must(r.t, json.Unmarshal([]byte(text), &has))
 		all = append(all, has.Instances...)
 	}
 	return all

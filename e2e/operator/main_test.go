@@ -3,10 +3,8 @@
 package operator
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,13 +110,11 @@ func (b *bed) startOperator(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/gpu-operator")
-	find.Dir = filepath.Join(tests.Options.Source, "e2e", "tools", "gpuoperator")
-	module, err := find.Output()
+	module, err := cluster.ModuleDir(ctx, tests.Options.Source, "gpuoperator", "github.com/NVIDIA/gpu-operator")
 	if err != nil {
-		return fmt.Errorf("find the operator's module: %w", err)
+		return err
 	}
-	kind := filepath.Join(string(bytes.TrimSpace(module)), "config", "crd", "bases", "nvidia.com_clusterpolicies.yaml")
+	kind := filepath.Join(module, "config", "crd", "bases", "nvidia.com_clusterpolicies.yaml")
 	if _, err := b.client.Kubectl(ctx, "", "apply", "--server-side", "-f", kind); err != nil {
 		return err
 	}

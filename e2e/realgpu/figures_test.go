@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +20,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -33,18 +33,12 @@ type figures map[string]float64
 func (f figures) String() string { return fmt.Sprintf("%v", map[string]float64(f)) }
 
 func (b *bed) used(ctx context.Context, pod string) (figures, string, error) {
-	url := "http://" + net.JoinHostPort("127.0.0.1", b.metrics) + "/metrics"
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	_, text, err := process.Read(ctx, "http://"+net.JoinHostPort("127.0.0.1", b.metrics)+"/metrics", "")
 	if err != nil {
 		return nil, "", fmt.Errorf("ask for the plugin's metrics: %w", err)
 	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, "", fmt.Errorf("ask for the plugin's metrics: %w", err)
-	}
-	defer func() { _ = answer.Body.Close() }() // it was read
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(answer.Body)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
 		return nil, "", fmt.Errorf("read the plugin's metrics: %w", err)
 	}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
@@ -29,7 +28,7 @@ const (
 	cleaveScheduler = "cleave-scheduler"
 )
 
-// scheduler is cleave-scheduler as a process, with the configuration that the chart gives it.
+// scheduler is cleave-scheduler as a process, with the configuration of the chart.
 type scheduler struct {
 	binary, config, log string
 	port                int
@@ -38,12 +37,7 @@ type scheduler struct {
 
 // startScheduler starts cleave-scheduler beside the cluster's own. Its log is beside the history.
 func startScheduler(ctx context.Context, b *bed, opts Options) (*scheduler, error) {
-	rendered, err := b.Helm(ctx, b.values()+"scheduler: {enabled: true}\n", "template", "cleave", release.Chart(b.source),
-		"--show-only", "templates/scheduler.yaml", "--kube-version", b.cluster.Version())
-	if err != nil {
-		return nil, err
-	}
-	config, err := schedulerConfig(rendered, b.cluster.Kubeconfig())
+	config, err := release.SchedulerConfig(b.source, b.cluster.Kubeconfig(), 500, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -62,31 +56,6 @@ func startScheduler(ctx context.Context, b *bed, opts Options) (*scheduler, erro
 		return nil, fmt.Errorf("remove the log of the soak before: %w", err)
 	}
 	return s, s.start(ctx)
-}
-
-// schedulerConfig is the configuration in the chart's ConfigMap for one scheduler outside of the cluster.
-func schedulerConfig(rendered, kubeconfig string) ([]byte, error) {
-	for document := range strings.SplitSeq(rendered, "\n---\n") {
-		var found corev1.ConfigMap
-		if err := yaml.Unmarshal([]byte(document), &found); err != nil {
-			return nil, fmt.Errorf("read the chart's configuration of %s: %w", cleaveScheduler, err)
-		}
-		if found.Kind != "ConfigMap" {
-			continue
-		}
-		var config map[string]any
-		if err := yaml.Unmarshal([]byte(found.Data["config.yaml"]), &config); err != nil {
-			return nil, fmt.Errorf("read the chart's configuration of %s: %w", cleaveScheduler, err)
-		}
-		connection, ok := config["clientConnection"].(map[string]any)
-		if !ok {
-			return nil, fmt.Errorf("the chart's configuration of %s has no clientConnection", cleaveScheduler)
-		}
-		connection["kubeconfig"] = kubeconfig
-		config["leaderElection"] = map[string]any{"leaderElect": false} // it must not wait for the lease of one that was killed
-		return yaml.Marshal(config)
-	}
-	return nil, fmt.Errorf("the chart has no configuration of %s", cleaveScheduler)
 }
 
 // start starts the process and waits until it has read the cluster.
