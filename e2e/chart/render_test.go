@@ -22,7 +22,6 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/release"
 )
 
@@ -363,21 +362,6 @@ func TestDeviceClasses_ConsumableShares(t *testing.T) {
 		}}}
 		if diff := cmp.Diff(wanted, class.Spec.Selectors); diff != "" {
 			t.Errorf("%s: selectors (-want +got):\n%s", values, diff)
-		}
-	}
-}
-
-func TestRender_Policies(t *testing.T) {
-	data := typed[corev1.ConfigMap](t, mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies").Data
-	if len(data) != 3 {
-		t.Fatalf("data %v, want three policies", data)
-	}
-	for name, text := range data {
-		p, err := v1alpha1.DecodeNodePolicy([]byte(text))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		} else if len(p.Rules) == 0 {
-			t.Errorf("%s has no rules", name)
 		}
 	}
 }

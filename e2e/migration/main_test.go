@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -189,9 +188,7 @@ func (b *bed) startPlugin(ctx context.Context) (err error) {
 }
 
 // values of a release that works in the cluster, besides what the documentation sets.
-func (b *bed) values() string {
-	return b.release.Values(release.Settings{APIHost: b.places[0].APIServerHost(), APIPort: strconv.Itoa(b.client.Cluster.APIServerPort())})
-}
+func (b *bed) values() string { return b.release.Values(release.Settings{}) }
 
 // must ends the test if there is an error.
 func must(t *testing.T, err error) {

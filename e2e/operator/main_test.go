@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -86,10 +85,7 @@ func setUp(ctx context.Context, client workload.Client) (err error) {
 		}
 		env.places = append(env.places, p)
 	}
-	values := env.release.Values(release.Settings{
-		APIHost: env.places[0].APIServerHost(), APIPort: strconv.Itoa(client.Cluster.APIServerPort()),
-	})
-	chart := release.Chart(env.release.Source)
+	chart, values := release.Chart(env.release.Source), env.release.Values(release.Settings{})
 	if _, err := env.release.Helm(ctx, values, "install", "cleave", chart, "--wait", "--timeout", "300s"); err != nil {
 		return err
 	}

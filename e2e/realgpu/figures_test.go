@@ -3,7 +3,6 @@
 package realgpu
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -209,21 +207,14 @@ func statusOf(t *testing.T, pid int) string {
 // cpuOver is the processor time of a process in a while.
 func cpuOver(ctx context.Context, t *testing.T, pid int, while time.Duration) time.Duration {
 	t.Helper()
-	ticks := func() int64 {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		must(t, err)
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		user, err := strconv.ParseInt(fields[11], 10, 64)
-		must(t, err)
-		system, err := strconv.ParseInt(fields[12], 10, 64)
-		must(t, err)
-		return user + system
-	}
-	before := ticks()
+	before, err := process.ProcessorTime(pid)
+	must(t, err)
 	select {
 	case <-ctx.Done():
 		t.Fatal(ctx.Err())
 	case <-time.After(while):
 	}
-	return time.Duration(ticks()-before) * 10 * time.Millisecond // USER_HZ is 100 (time(7))
+	after, err := process.ProcessorTime(pid)
+	must(t, err)
+	return after - before
 }
