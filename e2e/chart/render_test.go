@@ -344,6 +344,15 @@ func TestRender_InvalidValues(t *testing.T) {
 		"scheduler: {strategies: {a: most}}":                              "/scheduler/strategies/a",
 		"scheduler: {candidates: 0}":                                      "/scheduler/candidates",
 		"scheduler: {profiles: []}":                                       "/scheduler",
+
+		// Where other charts have a value, this one names its own.
+		"tolerations: [{operator: Exists}]":    "there is no value tolerations: set nodes.tolerations",
+		"nodeSelector: {pool: gpus}":           "nodes.selector",
+		"resources: {limits: {cpu: 1}}":        "plugin.resources",
+		"imagePullSecrets: [{name: registry}]": "image.pullSecrets",
+		"affinity: {}":                         "nodes.match",
+		"podAnnotations: {a: b}":               "plugin.podAnnotations",
+		"replicaCount: 3":                      "webhook.replicas",
 	} {
 		t.Run(values, func(t *testing.T) {
 			t.Parallel()

@@ -152,10 +152,6 @@ func (b *bed) startScheduler(ctx context.Context, _ string) error {
 	if err != nil {
 		return err
 	}
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
-	if err != nil {
-		return err
-	}
 	config := filepath.Join(dir, "config.yaml")
 	text, err := release.SchedulerConfig(b.source, b.client.Cluster.Kubeconfig(), 500, nil)
 	if err != nil {
@@ -164,12 +160,13 @@ func (b *bed) startScheduler(ctx context.Context, _ string) error {
 	if err := os.WriteFile(config, text, 0o600); err != nil {
 		return fmt.Errorf("write the configuration of cleave-scheduler: %w", err)
 	}
-	p, err := b.start(dir, b.bin("cleave-scheduler"), "--config="+config, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
-		"--cert-dir="+dir, "-v=4")
+	command := exec.Command(b.bin("cleave-scheduler"), "--config="+config, "-v=4") //nolint:noctx // tearDown ends it
+	p, _, err := release.RunScheduler(ctx, command, filepath.Join(dir, "log"))
 	if err != nil {
 		return err
 	}
-	return p.WaitAnswer(ctx, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
+	b.programs = append(b.programs, p)
+	return nil
 }
 
 // startControllers starts the controllers of fast model actuation.
@@ -187,9 +184,12 @@ func (b *bed) startControllers(ctx context.Context, programs string) error {
 			return err
 		}
 		flags = append(flags, "--kubeconfig="+b.client.Cluster.Kubeconfig(), "--namespace="+namespace, "--v=5")
-		if _, err := b.start(dir, filepath.Join(programs, name), flags...); err != nil {
+		command := exec.Command(filepath.Join(programs, name), flags...) //nolint:noctx // tearDown ends it
+		p, err := process.Start(command, filepath.Join(dir, "log"))
+		if err != nil {
 			return err
 		}
+		b.programs = append(b.programs, p)
 	}
 	return nil
 }
@@ -204,16 +204,6 @@ func (b *bed) running() error {
 		}
 	}
 	return nil
-}
-
-// start starts a program with its log in a directory.
-func (b *bed) start(dir, program string, args ...string) (*process.Program, error) {
-	p, err := process.Start(exec.Command(program, args...), filepath.Join(dir, "log")) //nolint:noctx // tearDown ends it
-	if err != nil {
-		return nil, err
-	}
-	b.programs = append(b.programs, p)
-	return p, nil
 }
 
 // must ends the test if there is an error, with what there is to see of it.

@@ -103,17 +103,13 @@ func (b *bed) startKubeScheduler(version string, gates map[string]bool) {
 // start starts a scheduler, which ends with the test, and waits until it has read the cluster.
 func (b *bed) start(program string, args ...string) {
 	b.t.Helper()
-	port, err := cluster.FreePort(b.t.Context(), "127.0.0.1")
-	must(b.t, err)
-	b.port = port
-	args = append(args, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "-v=4", "--cert-dir="+filepath.Join(b.dir, "scheduler"))
-	b.scheduler, err = process.Start(exec.Command(program, args...), filepath.Join(b.dir, filepath.Base(program)+".log"))
-	must(b.t, err)
-	p := b.scheduler
-	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
-	must(b.t, p.WaitAnswer(ctx, fmt.Sprintf("https://127.0.0.1:%d/readyz", port)))
+	log := filepath.Join(b.dir, filepath.Base(program)+".log")
+	p, port, err := release.RunScheduler(ctx, exec.Command(program, append(args, "-v=4")...), log)
+	must(b.t, err)
+	b.scheduler, b.port = p, port
+	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 }
 
 // config is the file of its configuration, with arguments of GPUPacking as JSON, and of DevicePreemption, if any.

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
@@ -69,24 +68,6 @@ func TestScheduler_ReplicaSet(t *testing.T) {
 	if len(got) != 1 {
 		t.Errorf("50 replicas of 56 that fit on a node are on %v", got)
 	}
-}
-
-// waitPriority waits until the API server lets pods have a PriorityClass: it looks for it in a cache.
-func waitPriority(b *bed, class string) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
-	defer cancel()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: corev1.PodSpec{
-		PriorityClassName: class, Containers: []corev1.Container{{Name: "c", Image: "i"}},
-	}}
-	err := workload.Until(ctx, "PriorityClass "+class+" to be known", func(ctx context.Context) (bool, string, error) {
-		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if apierrors.IsForbidden(err) {
-			return false, err.Error(), nil
-		}
-		return err == nil, "", err
-	})
-	must(b.t, err)
 }
 
 // TestScheduler_Preempts: the node with free GPUs has no CPU left, and the one with CPU no GPUs. Pods of low priority have to

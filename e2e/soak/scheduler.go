@@ -6,18 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/release"
 )
@@ -31,7 +28,6 @@ const (
 // scheduler is cleave-scheduler as a process, with the configuration of the chart.
 type scheduler struct {
 	binary, config, log string
-	port                int
 	process             *process.Program
 }
 
@@ -41,13 +37,9 @@ func startScheduler(ctx context.Context, b *bed, opts Options) (*scheduler, erro
 	if err != nil {
 		return nil, err
 	}
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
-	if err != nil {
-		return nil, err
-	}
 	beside := strings.TrimSuffix(opts.History, filepath.Ext(opts.History))
 	s := &scheduler{
-		binary: filepath.Join(b.source, "bin", cleaveScheduler), config: beside + "-scheduler.yaml", log: beside + "-scheduler.log", port: port,
+		binary: filepath.Join(b.source, "bin", cleaveScheduler), config: beside + "-scheduler.yaml", log: beside + "-scheduler.log",
 	}
 	if err := os.WriteFile(s.config, config, 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of %s: %w", cleaveScheduler, err)
@@ -62,13 +54,11 @@ func startScheduler(ctx context.Context, b *bed, opts Options) (*scheduler, erro
 func (s *scheduler) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healTimeout)
 	defer cancel()
-	var err error
-	s.process, err = process.Start(exec.Command(s.binary, "--config="+s.config, "--bind-address=127.0.0.1",
-		"--secure-port="+strconv.Itoa(s.port), "--cert-dir="+filepath.Join(filepath.Dir(s.config), "soak-scheduler-certificates"), "-v=3"), s.log)
-	if err != nil {
-		return err
+	p, _, err := release.RunScheduler(ctx, exec.Command(s.binary, "--config="+s.config, "-v=3"), s.log)
+	if err == nil {
+		s.process = p
 	}
-	return s.process.WaitAnswer(ctx, "https://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))+"/readyz")
+	return err
 }
 
 // stop ends the process, if there is one.

@@ -4,16 +4,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
-	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/release"
 )
@@ -54,24 +51,15 @@ clientConnection: {kubeconfig: %q, qps: %[2]d, burst: %[2]d}
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of %s: %w", name, err)
 	}
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir)
+	cmd := exec.Command(path, "--config="+file)
 	cmd.Dir, cmd.Env = "/", append(os.Environ(), b.cluster.Environment()...)
-	program, err := process.Start(cmd, filepath.Join(b.dir, name+".log"))
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	program, _, err := release.RunScheduler(ctx, cmd, filepath.Join(b.dir, name+".log"))
 	if err != nil {
 		return nil, err
 	}
-	s := &scheduler{name: name, program: program}
-	ready, cancel := context.WithTimeout(ctx, syncTimeout)
-	defer cancel()
-	err = program.WaitAnswer(ready, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
-	if err != nil {
-		return nil, errors.Join(err, s.stop())
-	}
-	return s, nil
+	return &scheduler{name: name, program: program}, nil
 }
 
 func (s *scheduler) stop() error { return s.program.End(syscall.SIGKILL) }

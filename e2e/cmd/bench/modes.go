@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -102,33 +101,16 @@ func (m *modeBench) start(ctx context.Context) error {
 			return err
 		}
 	}
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: modeNode, Labels: map[string]string{v1alpha1.PolicyLabel: "training"}}}
-	object.Spec.Unschedulable = true
-	if _, err := m.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create node %s: %w", modeNode, err)
-	}
-	m.node = node.Attach(node.Options{Cluster: m.cluster, Bin: filepath.Join(m.source, "bin"), NodeName: modeNode, Dir: dir, Quiet: true,
-		Flags: []string{"--policy", policies}})
-	for _, args := range [][]string{
-		{"create", "--node", "dgx-a100", "--first-minor", "8"}, {"fault", "--slow", modeReset.String(), "gpuReset"},
-	} {
-		if _, err := m.node.Sim(ctx, args...); err != nil {
-			return err
-		}
-	}
-	if err := m.node.Start(ctx); err != nil {
-		return err
-	}
-	if err := m.node.WaitReady(ctx); err != nil {
+	m.node, m.plugin, err = m.startNode(ctx, map[string]string{v1alpha1.PolicyLabel: "training"},
+		node.Options{Bin: filepath.Join(m.source, "bin"), NodeName: modeNode, Dir: dir, Flags: []string{"--policy", policies}},
+		[]string{"create", "--node", "dgx-a100", "--first-minor", "8"}, []string{"fault", "--slow", modeReset.String(), "gpuReset"})
+	if err != nil {
 		return err
 	}
 	for !m.offers(ctx, 0) {
 		if ctx.Err() != nil {
 			return fmt.Errorf("wait for the GPUs of %s: %w", modeNode, ctx.Err())
 		}
-	}
-	if m.plugin, err = workload.Dial(m.node.Socket()); err != nil {
-		return err
 	}
 	return m.allocate(ctx)
 }

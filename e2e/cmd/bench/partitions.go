@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -138,42 +137,29 @@ func (b partitionBench) allPrepared(ctx context.Context, claims []*drapb.Claim, 
 	var took samples
 	for range rounds {
 		start := time.Now()
-		if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+		if _, err := b.each(ctx, claims, prepare); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(start))
-		if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+		if _, err := b.each(ctx, claims, unprepare); err != nil {
 			return nil, err
 		}
 	}
 	return took, nil
 }
 
-// each runs an operation on all claims at once.
-func each(claims []*drapb.Claim, run func(*drapb.Claim) error) error {
-	errs := make(chan error, len(claims))
-	for _, c := range claims {
-		go func() { errs <- run(c) }()
-	}
-	var all []error
-	for range claims {
-		all = append(all, <-errs)
-	}
-	return errors.Join(all...)
-}
-
 // measureAll fills all GPUs with the smallest partitions and empties them again.
 func (b partitionBench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim) error {
-	start := time.Now()
-	if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
-		return err
+	for _, step := range []struct {
+		done string
+		run  operation
+	}{{"created", prepare}, {"destroyed", unprepare}} {
+		start := time.Now()
+		if _, err := b.each(ctx, claims, step.run); err != nil {
+			return err
+		}
+		r.add(result{Name: fmt.Sprintf("%d partitions at once: all %s", len(claims), step.done), Value: millis(time.Since(start)), Unit: "ms"})
 	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all created", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
-	start = time.Now()
-	if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
-		return err
-	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all destroyed", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
 	return nil
 }
 
@@ -182,16 +168,13 @@ func (b partitionBench) measureCalls(ctx context.Context, r *report, claim *drap
 	for _, step := range []struct {
 		name  string
 		limit float64
-		run   func() error
-	}{
-		{"partition: NVML calls of prepare", prepareCalls, func() error { return prepare(ctx, b.plugin, claim) }},
-		{"partition: NVML calls of unprepare", unprepareCalls, func() error { return unprepare(ctx, b.plugin, claim) }},
-	} {
+		run   operation
+	}{{"partition: NVML calls of prepare", prepareCalls, prepare}, {"partition: NVML calls of unprepare", unprepareCalls, unprepare}} {
 		before, err := b.calls()
 		if err != nil {
 			return err
 		}
-		if err := step.run(); err != nil {
+		if err := step.run(ctx, b.plugin, claim); err != nil {
 			return err
 		}
 		after, err := b.calls()

@@ -121,11 +121,6 @@ func (b partitionShareBench) measureFurther(ctx context.Context, r *report) erro
 	if err != nil {
 		return err
 	}
-	own := millis(o.floor.percentile(50))
-	r.add(result{Name: "partition share: prepare p50", Value: millis(o.prepare.percentile(50)), Limit: 2 * own, Unit: "ms",
-		Rule: "2 x floor alongside it"})
-	r.add(result{Name: "partition share: prepare p99", Value: millis(o.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: "partition share: unprepare p50", Value: millis(o.unprepare.percentile(50)), Limit: 2 * own, Unit: "ms",
-		Rule: "2 x floor alongside it"})
+	r.addSingles("partition share: ", o, 2*millis(o.floor.percentile(50)), "2 x floor alongside it")
 	return unprepare(ctx, b.plugin, first)
 }

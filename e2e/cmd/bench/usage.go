@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/node"
@@ -179,43 +177,22 @@ func (b *usageBench) clear() error {
 	return errors.Join(errs...)
 }
 
-// start starts the plugin of a node, whose GPUs have device nodes from a minor number on.
+// start starts the plugin of a node, whose GPUs have device nodes from a minor number on, and waits until it is published.
 func (n *usageNode) start(ctx context.Context, minor int) error {
 	dir, err := n.cluster.GuestDir(n.pool)
 	if err != nil {
 		return err
 	}
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.pool}, Spec: corev1.NodeSpec{Unschedulable: true}}
-	if _, err := n.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create node %s: %w", n.pool, err)
-	}
-	n.node = node.Attach(node.Options{Cluster: n.cluster, Bin: n.bin, NodeName: n.pool, Dir: dir, Quiet: true,
-		Flags: []string{"--usage-every", n.every}})
-	if _, err := n.node.Sim(ctx, "create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)); err != nil {
+	n.node, n.plugin, err = n.startNode(ctx, nil,
+		node.Options{Bin: n.bin, NodeName: n.pool, Dir: dir, Flags: []string{"--usage-every", n.every}},
+		[]string{"create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)})
+	if err != nil {
 		return err
 	}
-	if err := n.node.Start(ctx); err != nil {
-		return err
-	}
-	if err := n.ready(ctx); err != nil {
-		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.node.LogTail(5))
-	}
-	return nil
-}
-
-// ready waits until the plugin is, and has published its node.
-func (n *usageNode) ready(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := n.node.WaitReady(ctx); err != nil {
-		return err
-	}
-	if n.plugin, err = workload.Dial(n.node.Socket()); err != nil {
-		return err
-	}
-	list := &resourceapi.ResourceSliceList{}
-	return workload.Until(ctx, "the slices of "+n.pool, func(ctx context.Context) (_ bool, _ string, err error) {
-		list, err = n.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.pool})
+	return workload.Until(ctx, "the slices of "+n.pool, func(ctx context.Context) (bool, string, error) {
+		list, err := n.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.pool})
 		if err != nil {
 			return false, "", err
 		}
