@@ -52,10 +52,7 @@ func TestLaunchers(t *testing.T) {
 			_, err = env.client.Kubectl(ctx, manifest, "delete", "-f", "-")
 			must(t, err)
 			r.stop("neighbor")
-			must(t, workload.Until(ctx, "all claims to go", func(ctx context.Context) (bool, string, error) {
-				claims, err := env.client.Kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-				return err == nil && len(claims.Items) == 0, "", err
-			}))
+			must(t, env.client.WaitNoClaims(ctx, metav1.NamespaceAll))
 		})
 	}
 }

@@ -334,6 +334,6 @@ func teamQuota(t *testing.T, ctx context.Context) {
 	must(t, err)
 	kubectl(t, ctx, manifest, "delete", "-f", "-", "--namespace", team)
 	for _, p := range env.places {
-		p.waitHoldsNothing(t, ctx)
+		must(t, env.release.WaitHolds(ctx, p.index))
 	}
 }
