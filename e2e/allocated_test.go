@@ -14,7 +14,7 @@ import (
 // A claim is allocated a partition, and before the kubelet has it prepared, which it does once volumes are mounted, the policy
 // comes to offer whole GPUs alone; and once the pod runs, the node reboots. The partition stays the claim's throughout.
 func TestPolicy_SwitchedBeforePrepare(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	s.plugin.usePolicies(ctx, "partitions", map[string]string{"partitions": "[{tiers: [mig]}]", "whole": "[{tiers: [exclusive]}]"})
 	s.published.waitOffer(ctx, name, "mig=200")

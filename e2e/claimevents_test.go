@@ -22,7 +22,7 @@ import (
 
 // A pod whose partition others use ends, and the partition is destroyed once they do not.
 func TestClaimEvents_PartitionInUse(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
 	device := s.pods.device(ctx, pod)
 	partitions, err := env.node.Partitions(ctx)
@@ -48,28 +48,9 @@ func TestClaimEvents_PartitionInUse(t *testing.T) {
 	s.hardware.waitPartitions(ctx)
 }
 
-// So it is where an agent has it open that NVML does not list.
-func TestClaimEvents_PartitionHeldByAgent(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	pod := s.pods.run(ctx, partitionPod("ended", smallClass))
-	device := s.pods.device(ctx, pod)
-	partitions, err := env.node.Partitions(ctx)
-	s.must(err)
-	if len(partitions) != 1 {
-		t.Fatalf("there are partitions %v, want one", partitions)
-	}
-	agent, leave := holdOpen(ctx, s, env.node.Root(), "--gpu", partitions[0].GPU, "--gi", partitions[0].GPUInstance)
-	defer leave()
-	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "ended", metav1.DeleteOptions{}))
-	s.pods.gone(ctx, "ended")
-	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", device, fmt.Sprintf("open in nvml-sim (process %d)", agent))
-	leave()
-	s.hardware.waitPartitions(ctx)
-}
-
 // So does a pod whose partition the driver does not destroy.
 func TestClaimEvents_UnprepareFails(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
 	gpu, _, _ := strings.Cut(s.pods.device(ctx, pod), "-mig-")
@@ -83,7 +64,7 @@ func TestClaimEvents_UnprepareFails(t *testing.T) {
 
 // And one whose MPS server is lost, or does not start.
 func TestClaimEvents_MPSServer(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
@@ -105,7 +86,7 @@ func TestClaimEvents_MPSServer(t *testing.T) {
 
 // What a claim leaves that was unprepared without a driver is reported until it is gone.
 func TestClaimEvents_NotReleased(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	yes := "true"
 	release := func(value *string) {
@@ -133,7 +114,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 // A claim that is gone keeps its GPU while a process uses it.
 func TestClaimEvents_GoneWhileInUse(t *testing.T) {
 	needPodGroups(t)
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.plugin.restart(ctx, "--reconcile-every", "500ms")
 	atEnd(s.T, func(ctx context.Context) { s.plugin.restart(ctx) })
 	device := s.published.gpus(ctx)[0]

@@ -25,7 +25,7 @@ import (
 // A claim shows what its device is, in each tier, also after its status was lost while no plugin ran, and its container sees the same
 // in a variable and in a file.
 func TestClaimStatus(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	claims := map[string]string{}
 	for _, tier := range workload.Tiers {
 		s.create(ctx, tier.Template(tier.Type), workload.Pod(tier.Type, tier.Type))
@@ -65,7 +65,7 @@ func TestClaimStatus(t *testing.T) {
 
 // A plugin that is killed between Prepare and the status writes that after its start.
 func TestClaimStatus_KilledAfterPrepare(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	for _, tier := range workload.Tiers {
 		before, err := readRecords(env.node)
 		s.must(err)
@@ -83,7 +83,7 @@ func TestClaimStatus_KilledAfterPrepare(t *testing.T) {
 
 // A container with several GPUs of a request has all of them in CLEAVE_GPU_UUID.
 func TestClaimStatus_SeveralGPUs(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, gpuPod("three", 3))
 	claim, allocation := s.pods.ownClaim(ctx, pod)
 	published := s.published.devices(ctx, env.cluster.NodeName())

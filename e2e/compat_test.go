@@ -100,7 +100,7 @@ func (s *space) cleared(ctx context.Context, n *node.Node) {
 }
 
 func TestCompatible_SharedClaim(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startCompatible(ctx)
 	objects := s.compatibleManifest("sharing")
 	for _, o := range objects {
@@ -159,7 +159,7 @@ func claimNames(pod *corev1.Pod) []string {
 }
 
 func TestCompatible_GPUsAndPartitions(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startCompatible(ctx)
 	objects := s.compatibleManifest("gpus")
 	// The extended resource is that of two DeviceClasses while two drivers run on the node.
@@ -187,7 +187,7 @@ func TestCompatible_GPUsAndPartitions(t *testing.T) {
 }
 
 func TestCompatible_UnsupportedParameters(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.startCompatible(ctx)
 	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
 		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"TimeSlicing",
@@ -198,7 +198,7 @@ func TestCompatible_UnsupportedParameters(t *testing.T) {
 
 // A partition that one claim has alone may have an MPS server of its own.
 func TestCompatible_MPSInPartition(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startCompatible(ctx)
 	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
 		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS",
@@ -225,7 +225,7 @@ func (otherDriver) GetInfo(context.Context, *registerapi.InfoRequest) (*register
 
 func TestCompatible_NVIDIADriverPresent(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.newPlainNodeOf(ctx, nil, node.Options{Driver: nvidia.DriverName})
 	n.sim(ctx, "create", "--node", model)
 	s.must(os.MkdirAll(n.RegistryDir(), 0o750))

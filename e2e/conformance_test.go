@@ -110,7 +110,7 @@ func (s suiteRun) gpuIndex(ctx context.Context, driver, device string) string {
 }
 
 func TestConformance_Native(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	suiteRun{s}.compare(ctx, 3, suiteRun{s}.ofNode(env.node, workload.Driver, workload.Driver, "timeslice.cleave.dev"))
 	s.plugin.waitRecords(ctx, env.node)
@@ -124,7 +124,7 @@ func TestConformance_Program(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build e2e/conformance: %v: %s", err, out)
 	}
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	subjects := "^(registration|prepare|unprepare|shares)/"
 	cmd := exec.CommandContext(ctx, program, "--kubeconfig", env.cluster.Kubeconfig(), "--driver", workload.Driver, "--node", env.cluster.NodeName(),
 		"--class", workload.Driver, "--class", "timeslice.cleave.dev", "--namespace", s.name+"-suite", "--registry-dir", env.cluster.RegistryDir(),
@@ -150,7 +150,7 @@ func TestConformance_Program(t *testing.T) {
 }
 
 func TestConformance_Compatible(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startCompatible(ctx)
 	suiteRun{s}.compare(ctx, 4, suiteRun{s}.ofNode(n, nvidia.DriverName, "gpu.nvidia.com"))
 	s.cleared(ctx, n)
@@ -162,7 +162,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, s := newSpace(t, nil)
+	_, s := newSpace(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*timeout) // cases wait for what this driver does not do
 	t.Cleanup(cancel)
 	var running *process.Program

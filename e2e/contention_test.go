@@ -45,7 +45,7 @@ func carriesMark(p process.Process, mark string) bool {
 // A pod deleted by force leaves the API server at once, so the scheduler hands its GPU on while the kubelet still ends
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	target := contend(ctx, s, 30) // time for the second pod to be scheduled on a busy machine
 	deleteByForce(ctx, s, "first")
 	if !handedOver(ctx, s, target) {
@@ -59,7 +59,7 @@ func TestContention_ForceDeletedPod(t *testing.T) {
 func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	t.Parallel() // it takes that minute
 	needPodGroups(t)
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	target := contend(ctx, s, 2)
 	first, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "first", metav1.GetOptions{})
 	s.must(err)

@@ -33,7 +33,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 		}
 	}
 	t.Run("made by the plugin", func(t *testing.T) {
-		ctx, s := newSpace(t, nil)
+		ctx, s := newSpace(t)
 		s.hardware.remakeDriver(ctx, "--no-control-nodes")
 		missing(s)
 		s.plugin.start(ctx)
@@ -42,7 +42,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 		s.plugin.waitRecords(ctx, env.node, ownClaim(pod))
 	})
 	t.Run("made by an admin", func(t *testing.T) {
-		ctx, s := newSpace(t, nil)
+		ctx, s := newSpace(t)
 		s.hardware.remakeDriver(ctx, "--no-control-nodes", "--no-modprobe")
 		missing(s)
 		s.plugin.start(ctx)
@@ -59,7 +59,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 
 // GKE's driver root has no dev and no C library, its libraries in lib64 and its programs in bin.
 func TestTimeSlice_RootWithoutDev(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.rootWithoutDev(ctx, "--flat")
 	s.plugin.start(ctx)
 	pod := s.pods.run(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`)))
@@ -75,7 +75,7 @@ func TestTimeSlice_RootWithoutDev(t *testing.T) {
 // In a pod with a user namespace the hooks of CDI specs run as a user who is nobody on the node, and the runtime mounts device
 // nodes from the node's own /dev.
 func TestPod_UserNamespace(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.needMappedMounts(ctx)
 	s.hardware.rootWithoutDev(ctx)
 	env.node.SetFlags("--cdi-hook-dir", filepath.Join(programsDir, "hooks"))

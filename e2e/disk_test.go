@@ -25,7 +25,7 @@ import (
 func TestRecord_Corrupt(t *testing.T) {
 	for name, both := range map[string]bool{"record": false, "record and copy": true} {
 		t.Run(name, func(t *testing.T) {
-			ctx, s := newSpace(t, nil)
+			ctx, s := newSpace(t)
 			pod := s.pods.run(ctx, gpuPod("user", 2))
 			claim, _ := s.pods.ownClaim(ctx, pod)
 			before, err := readRecords(env.node)
@@ -66,7 +66,7 @@ func TestRecord_Corrupt(t *testing.T) {
 
 func TestRecord_DiskFull(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.newPlainNode(ctx, nil)
 	s.must(os.MkdirAll(n.Records(), 0o700))
 	s.must(syscall.Mount("tmpfs", n.Records(), "tmpfs", 0, "size=64k"))
@@ -102,7 +102,7 @@ func TestRecord_DiskFull(t *testing.T) {
 // A script that cleans up deletes the CDI spec of a claim that is prepared: a container of it could not restart.
 func TestRecover_SpecDeleted(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.newPlainNode(ctx, nil)
 	n.sim(ctx, "create", "--node", "l40s")
 	s.must(n.Start(ctx))

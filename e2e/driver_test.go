@@ -15,7 +15,7 @@ import (
 // An admin replaces the driver on a running node: the plugin releases it, claims end without it, and after it the new
 // driver is what pods get.
 func TestDriver_Replaced(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	yes := "true"
 	drained := func() { s.plugin.labelNode(context.WithoutCancel(ctx), v1alpha1.ReleaseDriverLabel, nil) }
 	t.Cleanup(drained)

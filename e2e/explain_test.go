@@ -228,7 +228,7 @@ func TestExplain_Pending(t *testing.T) {
 	}()
 	for name, cause := range causes {
 		t.Run(name, func(t *testing.T) {
-			ctx, s := newSpace(t, nil)
+			ctx, s := newSpace(t)
 			cause.create(ctx, s)
 			var out string
 			var code int
@@ -259,7 +259,7 @@ func TestExplain_Pending(t *testing.T) {
 
 // The overview counts what pods have.
 func TestInspect_AllNodes(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.create(ctx, gpuPod("whole", 2)...)
 	s.create(ctx, claimPod("part", workload.ClaimSpec("mig-3g.40gb.cleave.dev", 1))...)
 	s.pods.running(ctx, "whole")

@@ -18,7 +18,7 @@ import (
 
 func TestHardware_GPUReplaced(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startPlainNode(ctx)
 	device := n.deviceNames(ctx)[0]
 	uuid := func() string {
@@ -27,11 +27,7 @@ func TestHardware_GPUReplaced(t *testing.T) {
 	before, now := uuid(), "GPU-00000000-1111-2222-3333-444444444444"
 	claim := s.allocate(ctx, "claim", workload.OneGPU(n.name, device, false))
 
-	if _, err := n.Sim(ctx, "fault", "--gpu", n.index(ctx, device), "--uuid", now); err != nil && strings.Contains(err.Error(), "unknown flag") {
-		t.Skip("nvml-sim cannot put another GPU under a running plugin yet: nvml-sim fault --gpu N --uuid UUID")
-	} else {
-		s.must(err)
-	}
+	n.sim(ctx, "fault", "--gpu", n.index(ctx, device), "--uuid", now)
 	n.refused(ctx, claim, before, now)
 	n.prepared(ctx, s.allocate(ctx, "other", workload.OneGPU(n.name, n.deviceNames(ctx)[1], false)), 1)
 	s.plugin.waitRecords(ctx, n.Node, "other")
@@ -41,36 +37,9 @@ func TestHardware_GPUReplaced(t *testing.T) {
 	n.prepared(ctx, claim, 1)
 }
 
-func TestHardware_GPULost(t *testing.T) {
-	t.Parallel()
-	ctx, s := newSpace(t, nil)
-	n := s.startPlainNode(ctx)
-	names := n.deviceNames(ctx)
-	used := s.allocate(ctx, "used", workload.OneGPU(n.name, names[1], false))
-	n.prepared(ctx, used, 1)
-	for _, device := range names[:2] {
-		n.sim(ctx, "fault", "--gpu", n.index(ctx, device), "--lost")
-	}
-	lost := s.allocate(ctx, "lost", workload.OneGPU(n.name, names[0], false))
-	n.refused(ctx, lost, "lost", pciAddress(names[0]))
-	n.prepared(ctx, s.allocate(ctx, "well", workload.OneGPU(n.name, names[2], false)), 1)
-	s.must(n.Unprepare(ctx, used)) // asks nothing of the GPU
-	s.plugin.waitRecords(ctx, n.Node, "well")
-
-	n.sim(ctx, "fault", "--clear")
-	n.prepared(ctx, lost, 1)
-	s.plugin.waitRecords(ctx, n.Node, "lost", "well")
-}
-
-// pciAddress of a device, which its name is made of.
-func pciAddress(device string) string {
-	p := strings.Split(strings.TrimPrefix(device, "gpu-"), "-")
-	return p[0] + ":" + p[1] + ":" + p[2] + "." + p[3]
-}
-
 func TestHardware_DriverMissing(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startPlainNode(ctx, "--driver-retry", "200ms")
 	claim := s.allocate(ctx, "claim", workload.OneGPU(n.name, n.deviceNames(ctx)[0], false))
 	n.prepared(ctx, claim, 1)
@@ -103,7 +72,7 @@ func TestHardware_DriverMissing(t *testing.T) {
 
 func TestHardware_GPUInUse(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.startPlainNode(ctx, "--reconcile-every", "200ms")
 	device := n.deviceNames(ctx)[0]
 	idle := n.deviceNames(ctx)[1]

@@ -18,7 +18,7 @@ import (
 )
 
 func TestHealth_TaintAndRecovery(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	node := env.cluster.NodeName()
 	holder := s.pods.run(ctx, gpuPod("holder", 1))
@@ -89,7 +89,7 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 }
 
 func TestHealth_UnhealthyPartition(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	sick := s.pods.device(ctx, s.pods.run(ctx, partitionPod("sick", smallClass))) // the topmost place of GPU 0
 	s.pods.run(ctx, partitionPod("sound", smallClass))
@@ -113,7 +113,7 @@ func TestHealth_UnhealthyPartition(t *testing.T) {
 
 // A plugin that starts knows what drivers want before it publishes anything: taints never go in between.
 func TestHealth_TaintsOutlivePlugin(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	gpu := s.published.gpus(ctx)[0].Name
 	s.hardware.fault(ctx, gpu, "--recovery", "2")
@@ -130,7 +130,7 @@ func TestHealth_TaintsOutlivePlugin(t *testing.T) {
 }
 
 func TestHealth_LostGPUEvictsPods(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n  - health: {reaction: %s}\n"

@@ -21,7 +21,7 @@ import (
 // Pods of all tiers come and go, and the plugin is killed as they start and while they run: what happened is recorded, and
 // nothing of it must not have.
 func TestHistory_OnCluster(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	file := filepath.Join(t.TempDir(), "history.jsonl")
 	r, err := recording.Start(ctx, env.cluster, env.node, file)
 	s.must(err)

@@ -80,7 +80,7 @@ func TestCommandLine_Errors(t *testing.T) {
 
 func TestSlices_PrintedArePublished(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	const name = "offline-node"
 	_, err := env.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Unschedulable: true}}, metav1.CreateOptions{})
 	s.must(err)

@@ -75,7 +75,7 @@ func (s *space) noOtherClasses(ctx context.Context) {
 
 // Pods that were written for NVIDIA's device plugin run unchanged once its files and those of the MIG manager are imported.
 func TestImport_DevicePluginPods(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.noOtherClasses(ctx)
 	dir := s.plugin.usePolicies(ctx, "half-balanced", map[string]string{"default": "[]"})
 	s.imports(ctx, "mig-parted", "mig-parted.yaml", dir)

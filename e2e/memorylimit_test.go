@@ -23,7 +23,7 @@ import (
 // A driver of release 615 limits memory by cgroup v2. The container runtime's part is done by hand here, so that it does
 // not depend on which cgroups this machine has.
 func TestTimeSlice_MemoryLimit(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	groups := t.TempDir()
 	s.must(syscall.Mount("none", groups, "cgroup2", 0, ""))
 	t.Cleanup(func() { s.must(syscall.Unmount(groups, 0)) })

@@ -25,7 +25,7 @@ func partitionPod(name, class string, selectors ...string) []runtime.Object {
 }
 
 func TestMIG_SevenPods(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.createExample(ctx, "seven-small-pods")
 	capabilities := map[string]string{}
 	var want []string
@@ -50,7 +50,7 @@ func TestMIG_SevenPods(t *testing.T) {
 }
 
 func TestMIG_4gAnd3g(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.createExample(ctx, "mig-pair-4g-3g")
 	pod := s.pods.running(ctx, "mig-pair")
 	s.hardware.waitPartitions(ctx, "0 4g.40gb 0:4", "0 3g.40gb 4:4")
@@ -67,14 +67,14 @@ func TestMIG_4gAnd3g(t *testing.T) {
 }
 
 func TestMIG_ExtendedResource(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.createExample(ctx, "mig-extended-resource")
 	s.pods.running(ctx, "mig-extended-resource")
 	s.hardware.waitPartitions(ctx, "0 1g.10gb 5:1", "0 1g.10gb 6:1")
 }
 
 func TestMIG_WholeGPUWaits(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.pods.run(ctx, partitionPod("part", smallClass))
 	s.pods.run(ctx, gpuPod("seven", 7))
 	s.create(ctx, gpuPod("eighth", 1)...)
@@ -88,7 +88,7 @@ func TestMIG_WholeGPUWaits(t *testing.T) {
 }
 
 func TestMIG_UnmanagedPartition(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	simulate := func(args ...string) {
 		t.Helper()
 		s.hardware.sim(ctx, args...)

@@ -15,7 +15,7 @@ import (
 // can neither change the mode nor reset the GPU; once the node's label has made it release the driver, it can.
 func TestMIGMode_A30(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.newPlainNode(ctx, nil)
 	n.sim(ctx, "create", "--node", "a30")
 	s.must(n.Start(ctx))

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -47,22 +46,17 @@ func (n *plainNode) label(ctx context.Context, key, value string) {
 
 // hold keeps a GPU open, as a monitoring agent does, until end is called.
 func (n *plainNode) hold(ctx context.Context, gpu int) (pid int, end func()) {
-	return holdOpen(ctx, n.space, n.Root(), "--gpu", fmt.Sprint(gpu))
-}
-
-// holdOpen keeps what flags of nvml-sim hold say open until end is called, which can be repeated.
-func holdOpen(ctx context.Context, s *space, root string, flags ...string) (pid int, end func()) {
-	s.Helper()
-	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "nvml-sim"), append([]string{"hold", "--root", root}, flags...)...)
+	n.space.Helper()
+	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "nvml-sim"), "hold", "--root", n.Root(), "--gpu", fmt.Sprint(gpu))
 	out, err := cmd.StdoutPipe()
-	s.must(err)
-	s.must(cmd.Start())
+	n.space.must(err)
+	n.space.must(cmd.Start())
 	_, err = out.Read(make([]byte, 16))
-	s.must(err)
-	return cmd.Process.Pid, sync.OnceFunc(func() {
-		s.must(cmd.Process.Signal(syscall.SIGTERM))
-		s.must(cmd.Wait())
-	})
+	n.space.must(err)
+	return cmd.Process.Pid, func() {
+		n.space.must(cmd.Process.Signal(syscall.SIGTERM))
+		n.space.must(cmd.Wait())
+	}
 }
 
 const (
@@ -74,7 +68,7 @@ const (
 // time, an agent that has a GPU open is named and not ended, and persistence mode is as it was.
 func TestMIGMode_ByPolicy(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.modeNode(ctx, "8")
 	names := map[string]string{}
 	for _, name := range n.deviceNames(ctx) {
@@ -113,7 +107,7 @@ func TestMIGMode_ByPolicy(t *testing.T) {
 // A plugin that is killed while a GPU is reset leaves it in one mode, and the next one finishes the change.
 func TestMIGMode_KilledPlugin(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	n := s.modeNode(ctx, "16")
 	n.sim(ctx, "fault", "--slow", "3s", "gpuReset")
 	for _, to := range []struct{ policy, offer string }{{"inference", cutTwo}, {"training", allWhole}} {
@@ -135,7 +129,7 @@ func TestMIGMode_KilledPlugin(t *testing.T) {
 // A node of a course with four A100s of 80 GB: the MIG manager's label chooses the layout, and pods with extended resources run
 // unchanged after "cleave import" of the course's files.
 func TestMIGMode_ImportedCourse(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.noOtherClasses(ctx)
 	s.must(env.node.Stop())
 	atEnd(s.T, s.hardware.resetDriver)

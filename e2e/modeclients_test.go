@@ -84,7 +84,7 @@ func (m monitor) waitLabel(ctx context.Context, value string) {
 // A monitor of a DaemonSet that has a GPU open is stopped for the change of its MIG mode, by the label that the policy names, and runs
 // again after it; so it does if the plugin is killed meanwhile.
 func TestMIGMode_StopsClients(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.must(env.node.Stop())
 	atEnd(s.T, s.hardware.resetDriver)
 	s.hardware.sim(ctx, "create", "--node", "a100-pcie-nvlink-pairs", "--force")
@@ -134,7 +134,7 @@ func TestMIGMode_StopsClients(t *testing.T) {
 
 // With the rights of the chart, the plugin changes the named label of its own node from one value to the other and back, and nothing else.
 func TestMIGMode_ClientsRights(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	chart, err := exec.CommandContext(ctx, filepath.Join(env.source, "bin", "helm"), "template", "rights",
 		filepath.Join(env.source, "deployments/helm/cleave"), "--namespace", s.name, "--set", "pauseClients={"+monitorLabel+"}",
 		"--show-only", "templates/rbac.yaml", "--show-only", "templates/admission-node.yaml").Output()

@@ -36,7 +36,7 @@ func isMPS(p process.Process, command string) bool {
 }
 
 func TestMPS_TwoServices(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	objects, err := workload.Load(filepath.Join(env.source, "deployments", "examples", "mps-two-services.yaml"))
 	s.must(err)
 	for _, o := range objects {
@@ -67,7 +67,7 @@ func TestMPS_TwoServices(t *testing.T) {
 }
 
 func TestMPS_MemoryLimit(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	good := s.pods.run(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi")))
 	s.pods.served(ctx, good)
 	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory=4Gi"), "--memory 5G")...)
@@ -89,7 +89,7 @@ func TestMPS_MemoryLimit(t *testing.T) {
 }
 
 func TestMPS_PluginRestarted(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
 	for _, end := range []func() error{env.node.Kill, env.node.Stop} {
@@ -110,29 +110,8 @@ func TestMPS_PluginRestarted(t *testing.T) {
 	s.hardware.waitNoMPS(ctx)
 }
 
-func TestMPS_PluginRollingUpdate(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
-	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
-	// The pod of the next plugin runs alongside the present one for a while; so does that of the one after.
-	for i, uid := range []string{"11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"} {
-		s.must(env.node.Upgrade(ctx, uid))
-		name := fmt.Sprintf("after-%d", i+1)
-		if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod(name, shareSpec(mpsClass)))); got.Server != before.Server {
-			t.Errorf("pod %s has server %d, the first %d", name, got.Server, before.Server)
-		}
-		s.pods.checkUndisturbed(ctx, pod)
-		s.pods.delete(ctx, name)
-	}
-	s.hardware.checkDaemon(daemon)
-	s.pods.delete(ctx, "client")
-	s.hardware.waitNoMPS(ctx)
-	s.must(env.node.Stop())
-	s.plugin.start(ctx)
-}
-
 func TestMPS_SupervisorKilled(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
 	daemon := s.hardware.daemon()
@@ -168,7 +147,7 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 }
 
 func TestMPS_DaemonKilled(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
 	const restarts = `cleave_mps_server_events_total{kind="DaemonRestarted"}`
@@ -186,23 +165,4 @@ func TestMPS_DaemonKilled(t *testing.T) {
 	s.pods.delete(ctx, "client")
 	s.pods.delete(ctx, "next")
 	s.hardware.waitNoMPS(ctx)
-}
-
-func TestMPS_PartitionOrShare(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	s.createExample(ctx, "mig-or-mps")
-	pod := s.pods.running(ctx, "mig-or-mps")
-	if got := s.pods.device(ctx, pod); !strings.Contains(got, "-mig-19-") {
-		t.Errorf("the pod has %s, want a partition while there is room for one", got)
-	}
-	s.pods.delete(ctx, "mig-or-mps")
-	// One GPU left, shared by MPS.
-	s.pods.run(ctx, gpuPod("seven", gpus-1))
-	s.pods.run(ctx, mpsPod("holds", shareSpec(mpsClass, "memory=10Gi")))
-	s.createExample(ctx, "mig-or-mps")
-	pod = s.pods.running(ctx, "mig-or-mps")
-	if got := s.pods.environment(ctx, pod, "CUDA_MPS_", "CLEAVE_"); !slices.Contains(got, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=14") ||
-		!slices.Contains(got, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M") || !slices.Contains(got, "CLEAVE_CORES_PERCENT=14") {
-		t.Errorf("the environment is %v", got)
-	}
 }

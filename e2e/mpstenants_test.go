@@ -37,7 +37,7 @@ exec sleep infinity`
 // One tenant of an MPS server runs as root and means harm. The other's program does not notice, new clients come in,
 // and the host's /run holds no more than the file systems of that GPU are given.
 func TestMPS_TenantsIsolated(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	victim := s.pods.run(ctx, mpsPod("victim", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, victim), s.hardware.daemon()
 	s.pods.served(ctx, s.pods.run(ctx, mpsPod("neighbour", shareSpec(mpsClass, "memory=75Gi")))) // by the server of another GPU

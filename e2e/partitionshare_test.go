@@ -32,7 +32,7 @@ func sharedProfile(class, profile string, amounts ...string) resourceapi.Resourc
 
 // Eight services share one partition, alongside another one that a claim has alone; the first makes it, the last removes it.
 func TestPartitionShare_EightServices(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{tiers: [mig], mig: {share: [{profile: 3g.40gb, mps: {shares: 8}}]}}]"})
 	s.published.waitOffer(ctx, name, "mig-mps=16 mig=200")
@@ -82,37 +82,8 @@ func eightServices(ctx context.Context, s *space, want workload.Served) (pods []
 	return pods, devices
 }
 
-// On a DGX A100 the policy changes the mode and cuts the GPUs, so that the services find their partition there.
-func TestPartitionShare_EightServicesOnA100(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	s.must(env.node.Stop())
-	atEnd(s.T, s.hardware.resetDriver)
-	s.hardware.sim(ctx, "create", "--node", "dgx-a100", "--force")
-	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{match: {indexes: [0]}, mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, " +
-		"modeChange: whenIdle, share: [{profile: 3g.40gb, mps: {shares: 8}}]}}, {tiers: [exclusive]}]"})
-	name := env.cluster.NodeName()
-	s.published.waitOffer(ctx, name, "gpu=7 mig-mps=1 mig=2")
-	cut := []string{"0 4g.40gb 0:4", "0 3g.40gb 4:4"}
-	s.hardware.waitPartitions(ctx, cut...)
-	alone := s.pods.run(ctx, partitionPod("alone", "mig-4g.40gb.cleave.dev"))
-	pods, devices := eightServices(ctx, s, workload.Served{Threads: 12, Memory: 4864 << 20})
-	if len(slices.Compact(slices.Clone(devices))) != 1 {
-		t.Errorf("the services have %v, want one shared partition", devices)
-	}
-	for _, pod := range pods[1:] {
-		s.pods.delete(ctx, pod.Name)
-	}
-	s.pods.checkUndisturbed(ctx, pods[0])
-	s.pods.delete(ctx, pods[0].Name)
-	s.hardware.waitNoMPS(ctx)
-	s.hardware.waitPartitions(ctx, cut...)
-	s.pods.checkUndisturbed(ctx, alone)
-	s.pods.delete(ctx, "alone")
-	s.plugin.checkRecords(ctx)
-}
-
 func TestPartitionShare_InTime(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.plugin.usePolicies(ctx, "shared", map[string]string{
 		"shared": "[{tiers: [mig], mig: {layout: {3g.40gb: 2}, share: [{profile: 3g.40gb, timeSlice: {shares: 2}}]}}]",
 	})

@@ -26,7 +26,7 @@ func deviceNames(devices []resourceapi.Device) []string {
 }
 
 func TestPods_SharedClaim(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.createExample(ctx, "shared-claim")
 	var devices []string
 	for _, name := range []string{"shared-a", "shared-b"} {
@@ -54,7 +54,7 @@ func TestPods_SharedClaim(t *testing.T) {
 }
 
 func TestPods_ContainerWithoutClaim(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	objects := gpuPod("pod", 1)
 	pod := podOf(objects)
 	without := *pod.Spec.Containers[0].DeepCopy()
@@ -72,7 +72,7 @@ func TestPods_ContainerWithoutClaim(t *testing.T) {
 }
 
 func TestPods_Completed(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	objects := gpuPod("job", 1)
 	podOf(objects).Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]*"}
 	s.create(ctx, objects...)

@@ -20,7 +20,7 @@ import (
 )
 
 func TestPolicy_LabelChanged(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	dir := s.plugin.usePolicies(ctx, "training", map[string]string{
 		"training":  "[{tiers: [exclusive]}]",
@@ -65,7 +65,7 @@ func TestPolicy_LabelChanged(t *testing.T) {
 }
 
 func TestPolicy_Invalid(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	dir := s.plugin.usePolicies(ctx, "training", map[string]string{"training": "[{tiers: [exclusive]}]"})
 	s.published.waitOffer(ctx, name, "gpu=8")
@@ -116,7 +116,7 @@ func TestPolicy_Invalid(t *testing.T) {
 }
 
 func TestPolicy_DevicePluginConflict(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	const alone = "gpu=8 mig=200 mps=8 timeslice=8"
 	s.published.waitOffer(ctx, name, alone) // a plugin that was just restarted may still publish
@@ -161,7 +161,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 
 func TestPolicy_DriverConflict(t *testing.T) {
 	t.Parallel()
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	dir := t.TempDir()
 	s.plugin.writePolicy(dir, "default", "[{tiers: [exclusive]}]")
 	n := s.newPlainNode(ctx, nil, "--policy", dir)

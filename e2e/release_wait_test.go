@@ -14,7 +14,7 @@ import (
 // A pod gets the GPU of one that was deleted by force in another tier: Prepare waits until the container has ended, and is not
 // refused before.
 func TestForceDeletedPod_NextTier(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	target := s.published.gpus(ctx)[0]
 	share := shareSpec("timeslice.cleave.dev")
 	share.Devices.Requests[0].Exactly.Selectors = claimOf(1, thisGPU(&target)).Devices.Requests[0].Exactly.Selectors
@@ -39,7 +39,7 @@ func TestForceDeletedPod_NextTier(t *testing.T) {
 
 // ResourceSlices that somebody deleted are back at once, and an Event says so.
 func TestResourceSlices_Deleted(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	name := env.cluster.NodeName()
 	before := deviceNames(s.published.gpus(ctx))
 	s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name}))

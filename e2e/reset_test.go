@@ -12,7 +12,7 @@ import (
 
 // A label of the node has one GPU reset once its pod has ended: until then it is given to no other, and pods on other GPUs go on.
 func TestReset_OnRequest(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.recoverAfter(ctx)
 	node := env.cluster.NodeName()
 	other := s.pods.run(ctx, gpuPod("other", 1))

@@ -20,30 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestPlugin_Killed(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	for _, name := range []string{"stays", "deleted-meanwhile"} {
-		s.create(ctx, gpuPod(name, 1)...)
-	}
-	stays, deleted := s.pods.running(ctx, "stays"), s.pods.running(ctx, "deleted-meanwhile")
-	s.must(env.node.Kill())
-	s.create(ctx, gpuPod("created-meanwhile", 2)...)
-	s.events.wait(ctx, s.name, "created-meanwhile", prepareFailed)
-	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, deleted.Name, metav1.DeleteOptions{}))
-	s.must(env.client.WaitEnded(ctx, s.name, deleted.Name))
-	s.plugin.waitRecords(ctx, env.node, ownClaim(stays), ownClaim(deleted))
-
-	s.plugin.start(ctx)
-	created := s.pods.running(ctx, "created-meanwhile")
-	s.pods.checkSees(ctx, created, s.pods.devices(ctx, created))
-	s.pods.gone(ctx, deleted.Name)
-	s.plugin.waitRecords(ctx, env.node, ownClaim(stays), ownClaim(created))
-	s.pods.checkUndisturbed(ctx, stays)
-	s.plugin.checkRecords(ctx)
-}
-
 func TestPlugin_Stopped(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.published.waitOrder(ctx, lastFirst)
 	stays := s.pods.run(ctx, gpuPod("stays", 1))
 	s.published.waitOrder(ctx, lastAllocated)
@@ -64,7 +42,7 @@ func TestPlugin_Stopped(t *testing.T) {
 func TestKubelet_Restarted(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(strings.ReplaceAll(sig.String(), " ", "-"), func(t *testing.T) {
-			ctx, s := newSpace(t, nil)
+			ctx, s := newSpace(t)
 			s.published.waitOrder(ctx, lastFirst)
 			before := s.pods.run(ctx, gpuPod("before", 1))
 			s.published.waitOrder(ctx, lastAllocated)
@@ -93,7 +71,7 @@ func TestKubelet_Restarted(t *testing.T) {
 
 // The plugin compares its records with the API server when it starts, so a GPU comes free also where nobody asks for it.
 func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	pod := s.pods.run(ctx, gpuPod("gone", 1))
 	claim := ownClaim(pod)
 	s.must(env.node.Kill())

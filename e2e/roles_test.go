@@ -15,7 +15,7 @@ import (
 // Three nodes with three labels and one directory of policies, a plugin each: training whole, inference cut, development
 // shared. Pods find their way by the class that they ask for.
 func TestNodes_ThreeRoles(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	dir := t.TempDir()
 	roles := []struct {
 		name, rules, offer string

@@ -13,7 +13,7 @@ import (
 
 // A plugin that is to end answers the call that is under way: the pod runs without it, and nobody hears of a failure.
 func TestPlugin_StoppedWhilePreparing(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.hardware.sim(ctx, "fault", "--slow", "3s", "nvmlDeviceCreateGpuInstanceWithPlacement")
 	t.Cleanup(func() { s.hardware.sim(context.WithoutCancel(ctx), "fault", "--clear") })
 	s.create(ctx, claimPod("partition", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))...)

@@ -37,20 +37,15 @@ type space struct {
 }
 
 // newSpace creates a namespace for a test. When the test ends, all in it is removed, and the GPUs have to be free.
-func newSpace(t *testing.T, labels map[string]string) (context.Context, *space) {
+func newSpace(t *testing.T) (context.Context, *space) {
 	t.Helper()
 	name := strings.ToLower(regexp.MustCompile(`[^0-9A-Za-z]+`).ReplaceAllString(strings.TrimPrefix(t.Name(), "Test"), "-"))
+	name = name[:min(len(name), 60)]
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
-	return ctx, createSpace(ctx, t, name[:min(len(name), 60)], labels)
-}
-
-// createSpace creates a namespace of a name. A test may have more than one.
-func createSpace(ctx context.Context, t *testing.T, name string, labels map[string]string) *space {
-	t.Helper()
 	s := &space{T: t, name: name}
 	s.pods, s.published, s.plugin, s.hardware, s.events = pods{s}, published{s}, plugin{s}, hardware{s}, events{s}
-	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
+	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	s.must(err)
 	atEnd(s.T, s.cleanUp)
 	// The API server lets in no pod before.
@@ -61,7 +56,7 @@ func createSpace(ctx context.Context, t *testing.T, name string, labels map[stri
 		}
 		return err == nil, "", err
 	})
-	return s
+	return ctx, s
 }
 
 // atEnd cleans up after the test, with a time of its own.

@@ -61,7 +61,7 @@ func greedy(pod *corev1.Pod, device string) {
 
 // A root container gets at the devices of its claim and at no others, whatever it makes, asks for or is annotated with.
 func TestTenant_OtherDevices(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	owner := s.pods.run(ctx, gpuPod("owner", 1))
 	owned := s.hardware.deviceNode(find(s.published.devices(ctx, env.cluster.NodeName()), s.pods.device(ctx, owner)))
 	partition := s.pods.run(ctx, partitionPod("partition", smallClass))
@@ -122,7 +122,7 @@ func tenantOf(ctx context.Context, s *space) kubernetes.Interface {
 
 // Who administers a namespace cannot allocate by hand, publish, change classes, nor give the namespace admin access.
 func TestTenant_API(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	tenant := tenantOf(ctx, s)
 	owner := s.pods.run(ctx, gpuPod("owner", 1))
 	s.create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: claimOf(1)})
@@ -178,7 +178,7 @@ func TestTenant_API(t *testing.T) {
 
 // What a tenant left in the shared memory of an MPS server is gone when the next one gets the GPU.
 func TestMPS_NothingLeftForNextTenant(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.pods.run(ctx, gpuPod("seven", gpus-1))
 	for _, name := range []string{"first", "next"} {
 		pod := s.pods.run(ctx, mpsPod(name, shareSpec(mpsClass)))

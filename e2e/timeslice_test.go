@@ -36,7 +36,7 @@ func withParameters(spec resourceapi.ResourceClaimSpec, parameters string) resou
 }
 
 func TestTimeSlice_FourNotebooks(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.pods.run(ctx, gpuPod("seven", gpus-1))
 	notebooks, err := workload.Load(env.source + "/deployments/examples/timeslice-four-notebooks.yaml")
 	s.must(err)
@@ -68,91 +68,8 @@ func TestTimeSlice_FourNotebooks(t *testing.T) {
 	s.pods.running(ctx, "fifth")
 }
 
-// Two shares of one request are of two GPUs, and those of two requests of one.
-func TestTimeSlice_Requests(t *testing.T) {
-	for name, want := range map[string]int{"one": 2, "two": 1} {
-		t.Run(name, func(t *testing.T) {
-			ctx, s := newSpace(t, nil)
-			spec := shareSpec(timeSliceClass)
-			if requests := &spec.Devices.Requests; name == "one" {
-				(*requests)[0].Exactly.Count = 2
-			} else {
-				*requests = append(*requests, workload.Request("second", timeSliceClass, 1))
-			}
-			pod := s.pods.run(ctx, claimPod("pair", spec))
-			devices := s.pods.devices(ctx, pod)
-			s.pods.checkSees(ctx, pod, devices)
-			if got := len(slices.Compact(slices.Clone(devices))); len(devices) != 2 || got != want {
-				t.Errorf("the pod has %v, want two shares of %d GPUs", devices, want)
-			}
-		})
-	}
-}
-
-func TestTimeSlice_OtherTiersWait(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	shared := strings.TrimSuffix(s.pods.device(ctx, s.pods.run(ctx, claimPod("share", shareSpec(timeSliceClass)))), "-timeslice")
-	if got := s.pods.devices(ctx, s.pods.run(ctx, gpuPod("seven", gpus-1))); slices.Contains(got, shared) {
-		t.Errorf("seven whole GPUs are %v, and %s is shared", got, shared)
-	}
-	s.create(ctx, gpuPod("whole", 1)...)
-	s.pods.unschedulable(ctx, "whole")
-	s.create(ctx, partitionPod("part", smallClass)...)
-	s.pods.unschedulable(ctx, "part")
-	s.pods.delete(ctx, "part")
-	s.pods.delete(ctx, "share")
-	if got := s.pods.device(ctx, s.pods.running(ctx, "whole")); got != shared {
-		t.Errorf("the eighth whole GPU is %s, want %s, which is shared no more", got, shared)
-	}
-	s.create(ctx, claimPod("share-again", shareSpec(timeSliceClass))...)
-	s.pods.unschedulable(ctx, "share-again")
-	s.pods.delete(ctx, "whole")
-	s.pods.running(ctx, "share-again")
-}
-
-func TestTimeSlice_NamespacesAndPods(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	other := createSpace(ctx, t, s.name[:min(len(s.name), 55)]+"-2", nil)
-	here := s.pods.device(ctx, s.pods.run(ctx, claimPod("here", shareSpec(timeSliceClass)))) // one after the other: the scheduler may spread what comes at once
-	other.create(ctx, claimPod("there", shareSpec(timeSliceClass))...)
-	there := other.pods.device(ctx, other.pods.running(ctx, "there"))
-	if here != there {
-		t.Errorf("the two namespaces have %s and %s, want one GPU", here, there)
-	}
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "common"}, Spec: shareSpec(timeSliceClass)}
-	s.create(ctx, claim)
-	for _, name := range []string{"first", "second"} {
-		pod := podOf(gpuPod(name, 1))
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
-		s.create(ctx, pod)
-	}
-	first, second := s.pods.running(ctx, "first"), s.pods.running(ctx, "second")
-	if a, b := s.pods.device(ctx, first), s.pods.device(ctx, second); a != b {
-		t.Errorf("pods with one claim have %s and %s", a, b)
-	}
-	s.pods.delete(ctx, "first")
-	s.pods.checkUndisturbed(ctx, second)
-}
-
-func TestTimeSlice_Amounts(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	s.pods.run(ctx, gpuPod("seven", gpus-1))
-	s.pods.run(ctx, claimPod("large", shareSpec(timeSliceClass, "memory=60Gi")))
-	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory=30Gi"))...)
-	s.pods.unschedulable(ctx, "too-large")
-	// Below the minimum it is rounded up to it, and above it to whole steps.
-	for name, want := range map[string]string{"1Mi": "CLEAVE_MEMORY_MIB=1024", "1100Mi": "CLEAVE_MEMORY_MIB=1280"} {
-		pod := "asks-" + strings.ToLower(name)
-		if got := s.pods.environment(ctx, s.pods.run(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory="+name))), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
-			t.Errorf("a share of %s has %v, want %s", name, got, want)
-		}
-	}
-	s.pods.delete(ctx, "large")
-	s.pods.running(ctx, "too-large")
-}
-
 func TestTimeSlice_Interval(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.pods.run(ctx, gpuPod("seven", gpus-1))
 	s.pods.run(ctx, claimPod("any", shareSpec(timeSliceClass)))
 	if got := s.hardware.timeSlices(ctx); len(got) != 0 {
@@ -182,15 +99,8 @@ func TestTimeSlice_Interval(t *testing.T) {
 	s.hardware.waitDefaultTimeSlices(ctx)
 }
 
-func TestTimeSlice_ParametersOfOtherTier(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	s.create(ctx, claimPod("confused", withParameters(shareSpec(timeSliceClass), `"mps":{"activeThreadPercentage":20}`))...)
-	s.events.wait(ctx, s.name, "confused", prepareFailed, "sets mps, but device", "is of type timeslice")
-	s.plugin.waitRecords(ctx, env.node)
-}
-
 func TestTimeSlice_Quota(t *testing.T) {
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	objects, err := workload.Load(env.source + "/deployments/examples/quota.yaml")
 	s.must(err)
 	for _, o := range objects {

@@ -32,7 +32,7 @@ type burn struct {
 // within a tenth, and one that does nothing is idle.
 func TestUsed_Tiers(t *testing.T) {
 	needPodGroups(t)
-	ctx, s := newSpace(t, nil)
+	ctx, s := newSpace(t)
 	s.plugin.restart(ctx, "--usage-every=1s")
 	atEnd(t, func(ctx context.Context) { s.plugin.restart(ctx) })
 	burns := map[string]burn{

@@ -164,21 +164,8 @@ func churn(ctx context.Context, through *atomic.Int64, rolled *atomic.Bool) erro
 // waitNoClaims waits until neither the API server nor the node knows of a claim in use.
 func waitNoClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
-	must(t, workload.Until(ctx, "nothing to be allocated", func(ctx context.Context) (bool, string, error) {
-		claims, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		kinds, err := env.Holdings(ctx, 0)
-		if err != nil {
-			return false, "", err
-		}
-		left := len(claims.Items)
-		for _, of := range kinds {
-			left += len(of)
-		}
-		return left == 0, fmt.Sprintf("%d claims, and %v", len(claims.Items), kinds), nil
-	}))
+	must(t, env.client.WaitNoClaims(ctx, metav1.NamespaceAll))
+	must(t, env.WaitHolds(ctx, 0))
 }
 
 // rollPlugin upgrades to this release while pods pass and waits until one new plugin is all there is.

@@ -209,26 +209,6 @@ func TestRender_OpenShift(t *testing.T) {
 	}
 }
 
-// TestRender_MisplacedValues: where other charts have a value, this one names its own.
-func TestRender_MisplacedValues(t *testing.T) {
-	for values, want := range map[string]string{
-		"tolerations: [{operator: Exists}]":    "there is no value tolerations: set nodes.tolerations",
-		"nodeSelector: {pool: gpus}":           "nodes.selector",
-		"resources: {limits: {cpu: 1}}":        "plugin.resources",
-		"imagePullSecrets: [{name: registry}]": "image.pullSecrets",
-		"affinity: {}":                         "nodes.match",
-		"podAnnotations: {a: b}":               "plugin.podAnnotations",
-		"replicaCount: 3":                      "webhook.replicas",
-	} {
-		t.Run(values, func(t *testing.T) {
-			t.Parallel()
-			if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want an error that says %q", err, want)
-			}
-		})
-	}
-}
-
 // TestRender_MisplacedAreNoValues: the values that the hints name exist, and those of the hints do not.
 func TestRender_MisplacedAreNoValues(t *testing.T) {
 	known := map[string]bool{}

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -83,7 +84,7 @@ func dashboardShows(t *testing.T, ctx context.Context) {
 	shows := func(path, what string) {
 		t.Helper()
 		must(t, workload.Until(ctx, path+" to show "+what, func(ctx context.Context) (bool, string, error) {
-			_, body, err := read(ctx, "http://"+address+path, "")
+			_, body, err := process.Read(ctx, "http://"+address+path, "")
 			return err == nil && strings.Contains(body, what), fmt.Sprintf("%v %.300s", err, body), nil
 		}))
 	}

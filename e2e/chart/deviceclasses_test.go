@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
@@ -91,7 +92,7 @@ func classesDeleted(t *testing.T, ctx context.Context) {
 
 // metric is the value of a series without labels that a plugin's pod serves.
 func metric(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
-	_, text, err := read(ctx, "http://"+pod.Status.PodIP+":8080/metrics", "")
+	_, text, err := process.Read(ctx, "http://"+pod.Status.PodIP+":8080/metrics", "")
 	if err != nil {
 		return "", err
 	}

@@ -4,10 +4,7 @@ package chart
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -209,29 +206,6 @@ func mayDo(t *testing.T, ctx context.Context, account string, what authorization
 	}, metav1.CreateOptions{})
 	must(t, err)
 	return review.Status.Allowed
-}
-
-// scrapeTimeout is for one attempt: nobody may answer at the address of a pod that is about to go.
-const scrapeTimeout = 10 * time.Second
-
-// read reads a page, with a token unless it is empty. Pods serve certificates that they make themselves.
-func read(ctx context.Context, url, token string) (status int, text string, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return 0, "", err
-	}
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
-	client := &http.Client{Timeout: scrapeTimeout, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	defer client.CloseIdleConnections()
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(body), err
 }
 
 // uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -89,18 +88,6 @@ func TestPlatforms_OnePlaceForTheDriver(t *testing.T) {
 			args := strings.Join(podOfSet(t, objects, "cleave-mps").Containers[0].Args, " ")
 			if !strings.Contains(args, "--driver-root="+root+" ") {
 				t.Errorf("root %q, the supervisor has %s", root, args)
-			}
-		})
-	}
-}
-
-// TestPlatforms_SameRender: tools that compare renders see no difference where nothing changed.
-func TestPlatforms_SameRender(t *testing.T) {
-	for name, values := range platforms() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if diff := cmp.Diff(mustRender(t, values), mustRender(t, values)); diff != "" {
-				t.Errorf("two renders differ:\n%s", diff)
 			}
 		})
 	}

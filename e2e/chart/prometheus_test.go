@@ -31,6 +31,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -254,7 +255,7 @@ func (s sample) value() float64 {
 
 // query makes an instant query.
 func (p prometheus) query(ctx context.Context, query string) ([]sample, error) {
-	status, text, err := read(ctx, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(query), "")
+	status, text, err := process.Read(ctx, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(query), "")
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,6 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/release"
 )
 
@@ -345,6 +344,15 @@ func TestRender_InvalidValues(t *testing.T) {
 		"scheduler: {strategies: {a: most}}":                              "/scheduler/strategies/a",
 		"scheduler: {candidates: 0}":                                      "/scheduler/candidates",
 		"scheduler: {profiles: []}":                                       "/scheduler",
+
+		// Where other charts have a value, this one names its own.
+		"tolerations: [{operator: Exists}]":    "there is no value tolerations: set nodes.tolerations",
+		"nodeSelector: {pool: gpus}":           "nodes.selector",
+		"resources: {limits: {cpu: 1}}":        "plugin.resources",
+		"imagePullSecrets: [{name: registry}]": "image.pullSecrets",
+		"affinity: {}":                         "nodes.match",
+		"podAnnotations: {a: b}":               "plugin.podAnnotations",
+		"replicaCount: 3":                      "webhook.replicas",
 	} {
 		t.Run(values, func(t *testing.T) {
 			t.Parallel()
@@ -363,21 +371,6 @@ func TestDeviceClasses_ConsumableShares(t *testing.T) {
 		}}}
 		if diff := cmp.Diff(wanted, class.Spec.Selectors); diff != "" {
 			t.Errorf("%s: selectors (-want +got):\n%s", values, diff)
-		}
-	}
-}
-
-func TestRender_Policies(t *testing.T) {
-	data := typed[corev1.ConfigMap](t, mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies").Data
-	if len(data) != 3 {
-		t.Fatalf("data %v, want three policies", data)
-	}
-	for name, text := range data {
-		p, err := v1alpha1.DecodeNodePolicy([]byte(text))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		} else if len(p.Rules) == 0 {
-			t.Errorf("%s has no rules", name)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func leaderKilled(t *testing.T, ctx context.Context) {
 			t.Errorf("device %s of %s is allocated to %s and %s", r.Device, r.Pool, other, c.Name)
 		}
 		devices[r.Pool+"/"+r.Device] = c.Name
-		gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")] = true
+		gpus[r.Pool+"/"+packing.GPUOf(r.Device)] = true
 	}
 	if len(devices) != 40 || len(gpus) != 6 || len(nodes) != 1 {
 		t.Errorf("40 pods have %d devices of %d GPUs on nodes %v, want 6 GPUs of one node", len(devices), len(gpus), nodes)

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -201,7 +202,7 @@ func schedulerMetrics(t *testing.T, ctx context.Context) {
 
 // scrape reads the metrics of a scheduler's pod.
 func scrape(ctx context.Context, pod *corev1.Pod, token string) (status int, text string, err error) {
-	return read(ctx, "https://"+net.JoinHostPort(pod.Status.PodIP, "10259")+"/metrics", token)
+	return process.Read(ctx, "https://"+net.JoinHostPort(pod.Status.PodIP, "10259")+"/metrics", token)
 }
 
 // argumentTypo edits the configuration by hand, past the chart's schema: the replica that starts with it says what is wrong,

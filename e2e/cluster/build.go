@@ -168,6 +168,17 @@ func buildTools(ctx context.Context, opts Options, module string, kind program, 
 	return kind.dir, build(ctx, o, todo)
 }
 
+// ModuleDir is where the source of a module is that a directory of e2e/tools below the root of the repository needs.
+func ModuleDir(ctx context.Context, source, tool, module string) (string, error) {
+	find := exec.CommandContext(ctx, goProgram(), "list", "-m", "-f", "{{.Dir}}", module)
+	find.Dir = filepath.Join(source, "e2e", "tools", tool)
+	dir, err := find.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the source of %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(dir)), nil
+}
+
 // install installs and builds what is missing.
 func install(ctx context.Context, o Options) error {
 	todo, err := outdated(o)

@@ -174,6 +174,23 @@ func (s startup) importBasic(ctx context.Context) error {
 	return nil
 }
 
+// ShellFiles are those of an image with a shell, some small programs, and this machine's C library for programs that need one.
+func ShellFiles() ([]File, error) {
+	const program = 0o755
+	files := []File{{Path: "bin/busybox", Source: busyboxPath(), Mode: program}}
+	for _, name := range []string{"sh", "ls", "env", "grep", "sort", "mkdir", "mount", "sleep", "tail"} {
+		files = append(files, File{Path: "bin/" + name, Link: "busybox"})
+	}
+	for _, name := range []string{"lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu/libc.so.6"} {
+		path, err := filepath.EvalSymlinks("/" + name)
+		if err != nil {
+			return nil, fmt.Errorf("find the C library: %w", err)
+		}
+		files = append(files, File{Path: name, Source: path, Mode: program})
+	}
+	return files, nil
+}
+
 // busyboxImage has a link for every program that busybox can be.
 func busyboxImage(ctx context.Context, busybox File) (Image, error) {
 	output, err := exec.CommandContext(ctx, busybox.Source, "--list").Output()

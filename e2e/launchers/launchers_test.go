@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -52,10 +52,7 @@ func TestLaunchers(t *testing.T) {
 			_, err = env.client.Kubectl(ctx, manifest, "delete", "-f", "-")
 			must(t, err)
 			r.stop("neighbor")
-			must(t, workload.Until(ctx, "all claims to go", func(ctx context.Context) (bool, string, error) {
-				claims, err := env.client.Kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-				return err == nil && len(claims.Items) == 0, "", err
-			}))
+			must(t, env.client.WaitNoClaims(ctx, metav1.NamespaceAll))
 		})
 	}
 }
@@ -207,13 +204,9 @@ func (r *run) launchers(n int) (all []instance) {
 		var has struct {
 			Instances []instance `json:"instances"`
 		}
-		request, err := http.NewRequestWithContext(r.ctx, http.MethodGet,
-			"http://"+net.JoinHostPort(pod.Status.PodIP, "8001")+"/v2/vllm/instances", http.NoBody)
+		_, text, err := process.Read(r.ctx, "http://"+net.JoinHostPort(pod.Status.PodIP, "8001")+"/v2/vllm/instances", "")
 		must(r.t, err)
-		answer, err := http.DefaultClient.Do(request)
-		must(r.t, err)
-		must(r.t, json.NewDecoder(answer.Body).Decode(&has))
-		must(r.t, answer.Body.Close())
+		must(r.t, json.Unmarshal([]byte(text), &has))
 		all = append(all, has.Instances...)
 	}
 	return all

@@ -3,7 +3,6 @@
 package launchers
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,12 +14,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -102,10 +101,8 @@ func (b *bed) startGPUs(ctx context.Context, _ string) error {
 	if err := b.offer("[]"); err != nil {
 		return err
 	}
-	label := []byte(`{"metadata":{"labels":{"gpu.cleave.dev/policy":"launchers"}}}`)
-	nodes := b.client.Kube.CoreV1().Nodes()
-	if _, err := nodes.Patch(ctx, b.client.Cluster.NodeName(), types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("label the node: %w", err)
+	if err := b.client.LabelNode(ctx, b.client.Cluster.NodeName(), v1alpha1.PolicyLabel, new("launchers")); err != nil {
+		return err
 	}
 	b.gpus, err = node.Run(ctx, node.Options{
 		Cluster: b.client.Cluster, Bin: b.bin(""), Model: "hgx-h100", Dir: dir, Flags: []string{"--policy", b.rules},
@@ -125,21 +122,10 @@ func (b *bed) importImages(ctx context.Context, programs string) error {
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the stand-in for the launcher: %w: %s", err, out)
 	}
-	shell, err := exec.LookPath("busybox")
-	if err != nil {
-		return fmt.Errorf("find a shell: %w", err)
-	}
 	const program = 0o755
-	files := []cluster.File{{Path: "bin/busybox", Source: shell, Mode: program}}
-	for _, name := range []string{"sh", "ls", "env", "grep", "sort"} { // with which the test looks around
-		files = append(files, cluster.File{Path: "bin/" + name, Link: "busybox"})
-	}
-	for _, name := range []string{"lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu/libc.so.6"} {
-		path, err := filepath.EvalSymlinks("/" + name)
-		if err != nil {
-			return fmt.Errorf("find the C library: %w", err)
-		}
-		files = append(files, cluster.File{Path: name, Source: path, Mode: program})
+	files, err := cluster.ShellFiles()
+	if err != nil {
+		return err
 	}
 	variables := []string{"PATH=/bin:/usr/bin"}
 	launcher := append([]cluster.File{{Path: "bin/python3", Source: standin, Mode: program}, {Path: "bin/bash", Link: "python3"}}, files...)
@@ -152,13 +138,11 @@ func (b *bed) importImages(ctx context.Context, programs string) error {
 
 // define creates the kinds of fast model actuation.
 func (b *bed) define(ctx context.Context, _ string) error {
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/llm-d-incubation/llm-d-fast-model-actuation")
-	find.Dir = filepath.Join(b.source, "e2e", "tools", "fma")
-	dir, err := find.Output()
+	dir, err := cluster.ModuleDir(ctx, b.source, "fma", "github.com/llm-d-incubation/llm-d-fast-model-actuation")
 	if err != nil {
-		return fmt.Errorf("find the module of fast model actuation: %w", err)
+		return err
 	}
-	_, err = b.client.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(string(bytes.TrimSpace(dir)), "config", "crd"))
+	_, err = b.client.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(dir, "config", "crd"))
 	return err
 }
 
@@ -168,33 +152,21 @@ func (b *bed) startScheduler(ctx context.Context, _ string) error {
 	if err != nil {
 		return err
 	}
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
+	config := filepath.Join(dir, "config.yaml")
+	text, err := release.SchedulerConfig(b.source, b.client.Cluster.Kubeconfig(), 500, nil)
 	if err != nil {
 		return err
 	}
-	config := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: false}
-clientConnection: {kubeconfig: %q}
-profiles:
-- schedulerName: cleave-scheduler
-  plugins:
-    multiPoint:
-      enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}, {name: DevicePreemption}]
-      disabled: [{name: DynamicResources}, {name: DefaultPreemption}]
-    postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}, {name: DevicePreemption}]}
-    podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}, {name: DevicePreemption}]}
-    reserve: {enabled: [{name: CandidateDynamicResources}]}
-`, b.client.Cluster.Kubeconfig()), 0o600); err != nil {
+	if err := os.WriteFile(config, text, 0o600); err != nil {
 		return fmt.Errorf("write the configuration of cleave-scheduler: %w", err)
 	}
-	p, err := b.start(dir, b.bin("cleave-scheduler"), "--config="+config, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port),
-		"--cert-dir="+dir, "-v=4")
+	command := exec.Command(b.bin("cleave-scheduler"), "--config="+config, "-v=4") //nolint:noctx // tearDown ends it
+	p, _, err := release.RunScheduler(ctx, command, filepath.Join(dir, "log"))
 	if err != nil {
 		return err
 	}
-	return p.WaitAnswer(ctx, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
+	b.programs = append(b.programs, p)
+	return nil
 }
 
 // startControllers starts the controllers of fast model actuation.
@@ -212,9 +184,12 @@ func (b *bed) startControllers(ctx context.Context, programs string) error {
 			return err
 		}
 		flags = append(flags, "--kubeconfig="+b.client.Cluster.Kubeconfig(), "--namespace="+namespace, "--v=5")
-		if _, err := b.start(dir, filepath.Join(programs, name), flags...); err != nil {
+		command := exec.Command(filepath.Join(programs, name), flags...) //nolint:noctx // tearDown ends it
+		p, err := process.Start(command, filepath.Join(dir, "log"))
+		if err != nil {
 			return err
 		}
+		b.programs = append(b.programs, p)
 	}
 	return nil
 }
@@ -229,16 +204,6 @@ func (b *bed) running() error {
 		}
 	}
 	return nil
-}
-
-// start starts a program with its log in a directory.
-func (b *bed) start(dir, program string, args ...string) (*process.Program, error) {
-	p, err := process.Start(exec.Command(program, args...), filepath.Join(dir, "log")) //nolint:noctx // tearDown ends it
-	if err != nil {
-		return nil, err
-	}
-	b.programs = append(b.programs, p)
-	return p, nil
 }
 
 // must ends the test if there is an error, with what there is to see of it.

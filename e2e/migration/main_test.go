@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,24 +109,12 @@ func setUp(ctx context.Context, client workload.Client) (err error) {
 
 // importPlugin makes an image of the device plugin's programs, with a shell and the C library.
 func (b *bed) importPlugin(ctx context.Context, programs string) error {
-	shell, err := exec.LookPath("busybox")
+	files, err := cluster.ShellFiles()
 	if err != nil {
-		return fmt.Errorf("find a shell: %w", err)
-	}
-	const program = 0o755
-	files := []cluster.File{{Path: "bin/busybox", Source: shell, Mode: program}}
-	for _, name := range []string{"sh", "mkdir", "mount", "sleep", "tail"} {
-		files = append(files, cluster.File{Path: "bin/" + name, Link: "busybox"})
+		return err
 	}
 	for _, name := range []string{"nvidia-device-plugin", "mps-control-daemon"} {
-		files = append(files, cluster.File{Path: "bin/" + name, Source: filepath.Join(programs, name), Mode: program})
-	}
-	for _, name := range []string{"lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu/libc.so.6"} {
-		path, err := filepath.EvalSymlinks("/" + name)
-		if err != nil {
-			return fmt.Errorf("find the C library: %w", err)
-		}
-		files = append(files, cluster.File{Path: name, Source: path, Mode: program})
+		files = append(files, cluster.File{Path: "bin/" + name, Source: filepath.Join(programs, name), Mode: 0o755})
 	}
 	root := b.release.Node.Root() // which has this path on every node
 	return b.client.Cluster.ImportImage(ctx, cluster.Image{Ref: pluginImage, Files: files, Env: []string{
@@ -201,9 +188,7 @@ func (b *bed) startPlugin(ctx context.Context) (err error) {
 }
 
 // values of a release that works in the cluster, besides what the documentation sets.
-func (b *bed) values() string {
-	return b.release.Values(release.Settings{APIHost: b.places[0].APIServerHost(), APIPort: strconv.Itoa(b.client.Cluster.APIServerPort())})
-}
+func (b *bed) values() string { return b.release.Values(release.Settings{}) }
 
 // must ends the test if there is an error.
 func must(t *testing.T, err error) {

@@ -132,7 +132,7 @@ func (w *walk) goBack(t *testing.T, ctx context.Context, p *place) {
 		if strings.Contains(line, "=excluded") {
 			w.look(t, ctx, p, false)
 			p.waitPublished(t, ctx, false)
-			p.waitEmpty(t, ctx, w.partitions[p.config])
+			must(t, env.release.WaitHolds(ctx, p.index, w.partitions[p.config]...))
 		}
 	}
 	p.waitAllocatable(t, ctx, w.resources[p.config]...)

@@ -110,23 +110,6 @@ func (p *place) waitPublished(t *testing.T, ctx context.Context, some bool) {
 	}))
 }
 
-// waitEmpty waits until Cleave has nothing on a node for claims, and that the only partitions are the MIG manager's.
-func (p *place) waitEmpty(t *testing.T, ctx context.Context, partitions []string) {
-	t.Helper()
-	must(t, workload.Until(ctx, "nothing to be left on "+p.Name(), func(ctx context.Context) (bool, string, error) {
-		kinds, err := env.release.Holdings(ctx, p.index)
-		if err != nil {
-			return false, "", err
-		}
-		empty := slices.Equal(kinds["partitions"], partitions)
-		delete(kinds, "partitions")
-		for _, found := range kinds {
-			empty = empty && len(found) == 0
-		}
-		return empty, fmt.Sprint(kinds), nil
-	}))
-}
-
 // watch looks again and again whether a node offers GPUs by the device plugin and by Cleave at once. What it returns ends it and lists
 // when that was.
 func watch(ctx context.Context) func() []string {

@@ -5,13 +5,13 @@ package node
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 )
 
 // endpoint is the address at which a plugin serves metrics and health.
@@ -56,21 +56,12 @@ func (e endpoint) metrics(ctx context.Context) (map[string]string, error) {
 
 // read is the plugin's answer; one that is no success is the error.
 func (e endpoint) read(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(e)+path, nil)
+	status, text, err := process.Read(ctx, "http://"+string(e)+path, "")
+	if err == nil && status != http.StatusOK {
+		err = errors.New(strings.TrimSpace(text))
+	}
 	if err != nil {
 		return "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(strings.TrimSpace(string(body)))
-	}
-	return string(body), nil
+	return text, nil
 }

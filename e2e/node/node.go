@@ -188,22 +188,6 @@ func (n *Node) Start(ctx context.Context) error {
 	return err
 }
 
-// Upgrade starts a plugin of another pod alongside the one that runs, as a rolling update does, waits until it is ready and
-// asks the old one to end.
-func (n *Node) Upgrade(ctx context.Context, podUID string) error {
-	var err error
-	if n.endpoint, err = newEndpoint(ctx); err != nil {
-		return err
-	}
-	old := n.plugin
-	next, err := n.launch(n.Log(), append(n.args(), "--pod-uid", podUID))
-	if err != nil {
-		return err
-	}
-	n.plugin = next
-	return errors.Join(n.WaitReady(ctx), old.End(syscall.SIGTERM))
-}
-
 // RegistryDir is where the plugin registers: where the kubelet looks for plugins, unless Options say otherwise.
 func (n *Node) RegistryDir() string {
 	if n.opts.Registry != "" {

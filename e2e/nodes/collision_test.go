@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -26,15 +25,10 @@ func twoSchedulers(t *testing.T, ctx context.Context) {
 		gpus += len(p.waitSlices(t, ctx))
 	}
 	for _, scheduler := range []string{"default-scheduler", "cleave-scheduler"} {
-		labels := map[string]string{"scheduler": scheduler}
 		pod := workload.Pod("", "gpu")
-		pod.Spec.RestartPolicy, pod.Spec.SchedulerName = corev1.RestartPolicyAlways, scheduler
-		_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: scheduler}, Spec: appsv1.DeploymentSpec{
-				Replicas: new(int32(gpus / 2)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-			},
-		}, metav1.CreateOptions{})
+		pod.Spec.SchedulerName = scheduler
+		set := workload.Deployment(scheduler, int32(gpus/2), map[string]string{"scheduler": scheduler}, pod)
+		_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, set, metav1.CreateOptions{})
 		must(t, err)
 	}
 	evicted := map[string]bool{}

@@ -23,18 +23,6 @@ func (p place) holdings(ctx context.Context) (map[string][]string, error) {
 // everyKind are those that pods of all tiers have.
 var everyKind = []string{"records", "CDI specs", "partitions", "compute modes", "MPS processes"}
 
-func (p place) waitHoldsNothing(t *testing.T, ctx context.Context) {
-	t.Helper()
-	must(t, workload.Until(ctx, "node "+p.Name()+" to have nothing for claims", func(ctx context.Context) (bool, string, error) {
-		kinds, err := p.holdings(ctx)
-		left := 0
-		for _, of := range kinds {
-			left += len(of)
-		}
-		return left == 0, fmt.Sprint(kinds), err
-	}))
-}
-
 // slices are those that the plugin of a node publishes, and whether that is all of them.
 func (p place) slices(ctx context.Context) (list []resourceapi.ResourceSlice, complete bool, err error) {
 	all, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{

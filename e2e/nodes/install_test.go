@@ -75,17 +75,7 @@ func waitPods(t *testing.T, ctx context.Context, component string, before map[st
 
 // deployment has a pod of a tier for each node that takes pods, as far as there are replicas.
 func deployment(tier workload.Tier) *appsv1.Deployment {
-	labels, replicas, honor := map[string]string{"tier": tier.Type}, int32(len(env.places)), corev1.NodeInclusionPolicyHonor
-	pod := tier.Pod("", tier.Type)
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
-		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, NodeTaintsPolicy: &honor,
-		LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
-	}}
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: tier.Type}, Spec: appsv1.DeploymentSpec{
-		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-	}}
+	return workload.Spread(tier.Type, int32(len(env.places)), map[string]string{"tier": tier.Type}, tier.Pod("", tier.Type))
 }
 
 // everyTier runs pods that stay until the node is lost and after.

@@ -23,13 +23,9 @@ import (
 
 // app is an application with pods of a tier, which cleave-scheduler places.
 func app(name string, tier workload.Tier, replicas int32) *appsv1.Deployment {
-	labels := map[string]string{appLabel: name}
 	pod := tier.Pod("", tier.Type)
-	pod.Spec.RestartPolicy, pod.Spec.SchedulerName = corev1.RestartPolicyAlways, "cleave-scheduler"
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
-		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-	}}
+	pod.Spec.SchedulerName = "cleave-scheduler"
+	return workload.Deployment(name, replicas, map[string]string{appLabel: name}, pod)
 }
 
 // createApp creates an application, and the template of its claims.

@@ -88,12 +88,12 @@ func nodeBack(t *testing.T, ctx context.Context) {
 	lost.setTaints(t, ctx)
 	waitPods(t, ctx, "plugin", nil)
 	waitPods(t, ctx, "mps", nil)
-	lost.waitHoldsNothing(t, ctx)
+	must(t, env.release.WaitHolds(ctx, lost.index))
 	lost.waitSlices(t, ctx)
 	for _, tier := range workload.Tiers {
 		must(t, lost.pass(ctx, "back", tier))
 	}
-	lost.waitHoldsNothing(t, ctx)
+	must(t, env.release.WaitHolds(ctx, lost.index))
 	if sockets := lost.entries(t, env.cluster.RegistryDir()); len(sockets) != 1 {
 		t.Errorf("sockets of plugins are %v, want that of the one that runs", sockets)
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -78,8 +77,7 @@ func (b *bed) values() string { return b.valuesFor(release.Settings{}) }
 
 // valuesFor are values with settings besides the address of the API server.
 func (b *bed) valuesFor(s release.Settings) string {
-	host, port := b.places[0].APIServerHost(), strconv.Itoa(b.cluster.APIServerPort())
-	s.APIHost, s.APIPort = host, port
+	host, port := b.release.APIServer()
 	return b.release.Values(s) + fmt.Sprintf(`
 scheduler:
   enabled: %t

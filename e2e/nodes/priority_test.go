@@ -78,16 +78,11 @@ func prioritized(t *testing.T, ctx context.Context) {
 
 // backfill has a pod for each GPU, which saves its work when it is told to end.
 func backfill(replicas int32) *appsv1.Deployment {
-	labels := map[string]string{"queue": "backfill"}
 	pod := workload.Pod("", "gpu")
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.SchedulerName, pod.Spec.PriorityClassName = "cleave-scheduler", "backfill"
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(300))
 	pod.Spec.Containers[0].Command = []string{"sh", "-c", `trap 'sleep 2; echo -n "` + saved + `" > /dev/termination-log; exit 0' TERM; while :; do sleep 1; done`}
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "backfill"}, Spec: appsv1.DeploymentSpec{
-		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-	}}
+	return workload.Deployment("backfill", replicas, map[string]string{"queue": "backfill"}, pod)
 }
 
 // backfillRuns waits until so many pods of the backfill run, and no more.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/tools/podfile"
 )
@@ -165,9 +166,6 @@ func devices(t *testing.T, ctx context.Context, pod *corev1.Pod) []workload.Allo
 	return found
 }
 
-// gpuOf is the GPU of a device, by the device's name.
-func gpuOf(device string) string { return strings.Join(strings.Split(device, "-")[:5], "-") }
-
 func nodesOf(pods []corev1.Pod) map[string]int {
 	nodes := map[string]int{}
 	for i := range pods {
@@ -196,7 +194,7 @@ func has(name, class string, count, nodes int) func(*testing.T, context.Context)
 func twoContainers(t *testing.T, ctx context.Context) {
 	pods := running(t, ctx, 1, all)
 	found := devices(t, ctx, &pods[0])
-	if len(found) != 2 || gpuOf(found[0].Device) != gpuOf(found[1].Device) || found[0].Request == found[1].Request {
+	if len(found) != 2 || packing.GPUOf(found[0].Device) != packing.GPUOf(found[1].Device) || found[0].Request == found[1].Request {
 		t.Errorf("the pod has %+v, want two shares of one GPU", found)
 	}
 	for container, cores := range map[string]string{"generator": "60", "embedder": "20"} {
@@ -234,7 +232,7 @@ func replicasApart(t *testing.T, ctx context.Context) {
 func replicasApartOneNode(t *testing.T, ctx context.Context) {
 	pods := running(t, ctx, 2, all)
 	found := devices(t, ctx, &pods[0])
-	if len(nodesOf(pods)) != 1 || len(found) != 2 || gpuOf(found[0].Device) == gpuOf(found[1].Device) {
+	if len(nodesOf(pods)) != 1 || len(found) != 2 || packing.GPUOf(found[0].Device) == packing.GPUOf(found[1].Device) {
 		t.Errorf("two replicas are on %v and have %+v, want one node and two GPUs", nodesOf(pods), found)
 	}
 }
@@ -336,6 +334,6 @@ func teamQuota(t *testing.T, ctx context.Context) {
 	must(t, err)
 	kubectl(t, ctx, manifest, "delete", "-f", "-", "--namespace", team)
 	for _, p := range env.places {
-		p.waitHoldsNothing(t, ctx)
+		must(t, env.release.WaitHolds(ctx, p.index))
 	}
 }

@@ -70,11 +70,8 @@ func scheduled(t *testing.T, ctx context.Context) {
 func nothingAllocated(t *testing.T, ctx context.Context) {
 	t.Helper()
 	must(t, env.client.WaitGone(ctx, demo, ""))
-	must(t, workload.Until(ctx, "the claims to go", func(ctx context.Context) (bool, string, error) {
-		claims, err := env.kube.ResourceV1().ResourceClaims(demo).List(ctx, metav1.ListOptions{})
-		return err == nil && len(claims.Items) == 0, "", err
-	}))
+	must(t, env.client.WaitNoClaims(ctx, demo))
 	for _, p := range env.places {
-		p.waitHoldsNothing(t, ctx)
+		must(t, env.release.WaitHolds(ctx, p.index))
 	}
 }

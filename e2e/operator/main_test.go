@@ -3,14 +3,11 @@
 package operator
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -88,10 +85,7 @@ func setUp(ctx context.Context, client workload.Client) (err error) {
 		}
 		env.places = append(env.places, p)
 	}
-	values := env.release.Values(release.Settings{
-		APIHost: env.places[0].APIServerHost(), APIPort: strconv.Itoa(client.Cluster.APIServerPort()),
-	})
-	chart := release.Chart(env.release.Source)
+	chart, values := release.Chart(env.release.Source), env.release.Values(release.Settings{})
 	if _, err := env.release.Helm(ctx, values, "install", "cleave", chart, "--wait", "--timeout", "300s"); err != nil {
 		return err
 	}
@@ -112,13 +106,11 @@ func (b *bed) startOperator(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	find := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/gpu-operator")
-	find.Dir = filepath.Join(tests.Options.Source, "e2e", "tools", "gpuoperator")
-	module, err := find.Output()
+	module, err := cluster.ModuleDir(ctx, tests.Options.Source, "gpuoperator", "github.com/NVIDIA/gpu-operator")
 	if err != nil {
-		return fmt.Errorf("find the operator's module: %w", err)
+		return err
 	}
-	kind := filepath.Join(string(bytes.TrimSpace(module)), "config", "crd", "bases", "nvidia.com_clusterpolicies.yaml")
+	kind := filepath.Join(module, "config", "crd", "bases", "nvidia.com_clusterpolicies.yaml")
 	if _, err := b.client.Kubectl(ctx, "", "apply", "--server-side", "-f", kind); err != nil {
 		return err
 	}

@@ -119,18 +119,9 @@ func (p *place) pod(name string) *corev1.Pod {
 // seen is a service whose pods have native claims, use the driver, and are seen by the operator.
 func seen() *appsv1.Deployment {
 	pod := workload.Pod("", template)
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{marker: resource.MustParse("0")}
 	workload.RunBurn(pod, env.places[0].gpus.Root(), "sm 40")
-	labels, replicas, honor := map[string]string{"app": "service"}, int32(len(env.places)), corev1.NodeInclusionPolicyHonor
-	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
-		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, NodeTaintsPolicy: &honor,
-		LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
-	}}
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "service"}, Spec: appsv1.DeploymentSpec{
-		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
-	}}
+	return workload.Spread("service", int32(len(env.places)), map[string]string{"app": "service"}, pod)
 }
 
 // waitServing waits until all pods of the service run, and returns how many, by node.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path/filepath"
 	"runtime"
 	"sync"
 
@@ -73,19 +72,6 @@ func (c Comparison) Print(w io.Writer) error {
 	}
 	_, lastErr := fmt.Fprintf(w, "compute slices rejected / requested; geometric mean of the ratios %.3f\n", c.Ratio())
 	return errors.Join(err, lastErr)
-}
-
-// Measure compares the orders on an hgx-h100 node with the DeviceClasses in deployments/manifests under source.
-func Measure(ctx context.Context, source string, seeds, requests int) (Comparison, error) {
-	classes, err := Classes(filepath.Join(source, "deployments", "manifests"))
-	if err != nil {
-		return nil, err
-	}
-	node, err := Inventory(ctx, "hgx-h100")
-	if err != nil {
-		return nil, fmt.Errorf("create a node to pack: %w", err)
-	}
-	return Compare(ctx, Options{Node: node, Mixes: Mixes, Classes: classes, Seeds: seeds, Requests: requests, FirstSeed: 1})
 }
 
 // job is one trace in one order.

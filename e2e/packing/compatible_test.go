@@ -3,7 +3,6 @@
 package packing
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
-	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 )
 
 // compatibleCluster is a node in NVIDIA-compatible mode with the DeviceClasses for it.
@@ -110,22 +108,5 @@ func TestCompatible_Attributes(t *testing.T) {
 				t.Errorf("class %s, %s: got %v, %v", class, expression, devices, err)
 			}
 		}
-	}
-}
-
-func TestCompatible_Classes(t *testing.T) {
-	c := compatibleCluster(t, offeredNode(t, "hgx-h100"))
-	part, _ := c.get("mig.nvidia.com")
-	if got := c.text(part, "type"); got != "mig" {
-		t.Errorf("mig.nvidia.com gives a %s", got)
-	}
-	for range 7 {
-		whole, _ := c.get("gpu.nvidia.com")
-		if got := c.text(whole, "type"); got != "gpu" {
-			t.Errorf("gpu.nvidia.com gives a %s", got)
-		}
-	}
-	if devices, _, err := c.try(allocator.NewClaim("eighth", "gpu.nvidia.com", 1)); !errors.Is(err, allocator.ErrNoFit) {
-		t.Errorf("alongside a partition the eighth GPU is given whole: %v, %v", devices, err)
 	}
 }

@@ -95,19 +95,24 @@ func describe(c *cluster, device string) string {
 	return string(rune('0'+c.parent(device))) + " " + shape
 }
 
-func TestExamples_FallBackToShare(t *testing.T) {
-	for board, want := range map[string]string{
-		"H100-80": "0 1g.10gb", "A100-40": "0 1g.10gb", "A30": "", "H100-94": "0 mps", "L40S": "0 mps", "T4": "0 mps", "RTX-PRO-6000": "0 mps",
-	} {
+func TestExamples_OnBoards(t *testing.T) {
+	for name, boards := range map[string]map[string]string{
 		// An A30 in MIG mode has no partition of 10 GB by that name, and no shares while it is in MIG mode.
-		c := newCluster(t, offered(boardNode(t, board)))
-		_, claims := podClaims(t, example(t, "mig-or-mps"), c.class)
-		got := ""
-		if devices, _, err := c.try(claims["mig-or-mps"]...); err == nil {
-			got = describe(c, devices[0])
-		}
-		if got != want {
-			t.Errorf("%s: got %q, want %q", board, got, want)
+		"mig-or-mps": {
+			"H100-80": "0 1g.10gb", "A100-40": "0 1g.10gb", "A30": "", "H100-94": "0 mps", "L40S": "0 mps", "T4": "0 mps", "RTX-PRO-6000": "0 mps",
+		},
+		"mig-first-available": {"H100-80": "0 2g.20gb", "A100-40": "0 3g.20gb"},
+	} {
+		for board, want := range boards {
+			c := newCluster(t, offered(boardNode(t, board)))
+			_, claims := podClaims(t, example(t, name), c.class)
+			got := ""
+			if devices, _, err := c.try(claims[name]...); err == nil {
+				got = describe(c, devices[0])
+			}
+			if got != want {
+				t.Errorf("%s on %s: got %q, want %q", name, board, got, want)
+			}
 		}
 	}
 }

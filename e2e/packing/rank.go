@@ -59,17 +59,20 @@ func (n *Node) rank() {
 	if n.late {
 		known, n.before = n.before, known
 	}
-	view := nodeslices.View{Free: known}
-	order := view.WholeGPUs(n.follows)
+	n.reorder((&nodeslices.View{Free: known}).WholeGPUs(n.follows))
+}
+
+// reorder publishes devices in another order, those that it names.
+func (n *Node) reorder(order []string) {
 	published := slices.Clone(n.Published())
 	for i, s := range published {
 		at := func(d resourceapi.Device) int { return slices.Index(order, d.Name) }
 		if len(s.Spec.Devices) == 0 || at(s.Spec.Devices[0]) < 0 {
 			continue
 		}
-		ranked := *s
-		ranked.Spec.Devices = slices.SortedFunc(slices.Values(s.Spec.Devices), func(a, b resourceapi.Device) int { return at(a) - at(b) })
-		published[i] = &ranked
+		ordered := *s
+		ordered.Spec.Devices = slices.SortedFunc(slices.Values(s.Spec.Devices), func(a, b resourceapi.Device) int { return at(a) - at(b) })
+		published[i] = &ordered
 	}
 	n.Publish(published)
 }
@@ -80,15 +83,15 @@ func (n *Node) free() func(g *gpu.GPU) bool {
 	for _, s := range n.Published() {
 		for _, d := range s.Spec.Devices {
 			if n.Allocated(s.Spec.Driver, s.Spec.Pool.Name, d.Name) {
-				allocated[gpuOf(d.Name)] = true
+				allocated[GPUOf(d.Name)] = true
 			}
 		}
 	}
 	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
 }
 
-// gpuOf is the name of the whole GPU that a device is of: "gpu-" and the four parts of a PCI address.
-func gpuOf(device string) string {
+// GPUOf is the name of the whole GPU that a device is of: "gpu-" and the four parts of a PCI address.
+func GPUOf(device string) string {
 	parts := strings.Split(device, "-")
 	return strings.Join(parts[:min(len(parts), 5)], "-")
 }

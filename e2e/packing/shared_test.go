@@ -79,19 +79,6 @@ func TestShares_TimeSlicesFillGPU(t *testing.T) {
 	c.wants("1 timeslice memory=20224Mi", one)
 }
 
-func TestShares_FifthTimeSliceWaits(t *testing.T) {
-	c := newCluster(t, offeredNode(t, "t4"))
-	one := workload.Request("gpu", timeSlice, 1)
-	first := c.wants("0 timeslice memory=3584Mi", one)
-	for range 3 {
-		c.wants("0 timeslice memory=3584Mi", one)
-	}
-	c.wants("", one)
-	first()
-	c.wants("0 timeslice memory=3584Mi", one)
-	c.wants("", one)
-}
-
 func TestShares_MPSFillsGPU(t *testing.T) {
 	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	for range 10 {
@@ -303,21 +290,6 @@ func TestShares_OpenGPUFirst(t *testing.T) {
 		}
 		c.wants(want, one)
 	}
-}
-
-// reorder publishes devices in another order, those that it names.
-func (c *cluster) reorder(order []string) {
-	published := slices.Clone(c.Published())
-	for i, s := range published {
-		at := func(d resourceapi.Device) int { return slices.Index(order, d.Name) }
-		if len(s.Spec.Devices) == 0 || at(s.Spec.Devices[0]) < 0 {
-			continue
-		}
-		ordered := *s
-		ordered.Spec.Devices = slices.SortedFunc(slices.Values(s.Spec.Devices), func(a, b resourceapi.Device) int { return at(a) - at(b) })
-		published[i] = &ordered
-	}
-	c.Publish(published)
 }
 
 // kube-scheduler 1.37 counts the amounts of a claim twice between the API server's answer and the end of PreBind: as

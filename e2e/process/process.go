@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,8 +23,8 @@ import (
 // poll is how often a program is asked whether it is ready.
 const poll = 20 * time.Millisecond
 
-// askTimeout is how long a program may take to answer.
-const askTimeout = 5 * time.Second
+// askTimeout is how long a program may take to answer. Nobody may answer at the address of a pod that is about to go.
+const askTimeout = 10 * time.Second
 
 // Program is a run of a program, with its output in a file.
 type Program struct {
@@ -102,22 +103,32 @@ func (p *Program) WaitAnswer(ctx context.Context, url string) error {
 	return p.WaitReady(ctx, func(ctx context.Context) error { return Ask(ctx, url) })
 }
 
-// Ask is an error unless a URL is answered with success. Programs may show certificates that they made themselves.
+// Ask is an error unless a URL is answered with success.
 func Ask(ctx context.Context, url string) error {
+	status, _, err := Read(ctx, url, "")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%s answers %s", url, http.StatusText(status))
+	}
+	return err
+}
+
+// Read reads a page, with a token unless it is empty. Programs may show certificates that they made themselves.
+func Read(ctx context.Context, url, token string) (status int, text string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return err
+		return 0, "", err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: askTimeout}
 	defer client.CloseIdleConnections()
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return 0, "", err
 	}
-	if response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s", url, response.Status)
-	}
-	return errors.Join(err, response.Body.Close())
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), errors.Join(err, response.Body.Close())
 }
 
 // LogTail is the end of the program's log.
@@ -186,15 +197,10 @@ func List() ([]Process, error) {
 	return list, nil
 }
 
-// parentOf is the second field after the name in /proc/PID/stat, and the name may contain anything (proc(5)).
 func parentOf(pid int) (int, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields, err := stat(pid)
 	if err != nil {
 		return 0, err
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("read the parent of process %d: /proc/%d/stat is too short", pid, pid)
-	}
-	return strconv.Atoi(string(fields[1]))
+	return strconv.Atoi(fields[1])
 }

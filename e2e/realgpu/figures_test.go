@@ -3,16 +3,13 @@
 package realgpu
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +18,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -33,18 +31,12 @@ type figures map[string]float64
 func (f figures) String() string { return fmt.Sprintf("%v", map[string]float64(f)) }
 
 func (b *bed) used(ctx context.Context, pod string) (figures, string, error) {
-	url := "http://" + net.JoinHostPort("127.0.0.1", b.metrics) + "/metrics"
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	_, text, err := process.Read(ctx, "http://"+net.JoinHostPort("127.0.0.1", b.metrics)+"/metrics", "")
 	if err != nil {
 		return nil, "", fmt.Errorf("ask for the plugin's metrics: %w", err)
 	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, "", fmt.Errorf("ask for the plugin's metrics: %w", err)
-	}
-	defer func() { _ = answer.Body.Close() }() // it was read
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(answer.Body)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
 		return nil, "", fmt.Errorf("read the plugin's metrics: %w", err)
 	}
@@ -215,21 +207,14 @@ func statusOf(t *testing.T, pid int) string {
 // cpuOver is the processor time of a process in a while.
 func cpuOver(ctx context.Context, t *testing.T, pid int, while time.Duration) time.Duration {
 	t.Helper()
-	ticks := func() int64 {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		must(t, err)
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		user, err := strconv.ParseInt(fields[11], 10, 64)
-		must(t, err)
-		system, err := strconv.ParseInt(fields[12], 10, 64)
-		must(t, err)
-		return user + system
-	}
-	before := ticks()
+	before, err := process.ProcessorTime(pid)
+	must(t, err)
 	select {
 	case <-ctx.Done():
 		t.Fatal(ctx.Err())
 	case <-time.After(while):
 	}
-	return time.Duration(ticks()-before) * 10 * time.Millisecond // USER_HZ is 100 (time(7))
+	after, err := process.ProcessorTime(pid)
+	must(t, err)
+	return after - before
 }

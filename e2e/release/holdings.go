@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
@@ -54,4 +56,16 @@ func (b *Bed) Holdings(ctx context.Context, node int) (map[string][]string, erro
 		}
 	}
 	return kinds, err
+}
+
+// WaitHolds waits until a node has nothing for claims but partitions that others made.
+func (b *Bed) WaitHolds(ctx context.Context, node int, partitions ...string) error {
+	return workload.Until(ctx, fmt.Sprintf("nothing to be left on node %d", node), func(ctx context.Context) (bool, string, error) {
+		kinds, err := b.Holdings(ctx, node)
+		empty := err == nil && slices.Equal(kinds["partitions"], partitions)
+		for kind, found := range kinds {
+			empty = empty && (kind == "partitions" || len(found) == 0)
+		}
+		return empty, fmt.Sprint(kinds), err
+	})
 }

@@ -190,7 +190,8 @@ func Cgroups() string {
 
 // Settings are the values that differ between releases on a bed.
 type Settings struct {
-	// APIHost and APIPort are where the plugin's pod reaches the API server, as nothing in the cluster makes Services work.
+	// APIHost and APIPort are where the plugin's pod reaches the API server, as nothing in the cluster makes Services work. By default
+	// they are those of the API server, which several nodes reach.
 	APIHost, APIPort string
 	// Cgroups is where cgroup v2 is mounted, in which MPS servers then get cgroups of their own that taking the cluster
 	// down does not remove. Empty to keep them in the supervisor's.
@@ -206,11 +207,19 @@ type Settings struct {
 // HookDir is the directory of the hook programs, which has this path on every node.
 func (b *Bed) HookDir() string { return filepath.Join(filepath.Dir(b.MPSDir), "hooks") }
 
+// APIServer is where pods of several nodes reach it.
+func (b *Bed) APIServer() (host, port string) {
+	return b.cluster.Nodes()[0].APIServerHost(), strconv.Itoa(b.cluster.APIServerPort())
+}
+
 // Values of a release that works on the bed: the driver's root and all other directories are the cluster's.
 func (b *Bed) Values(s Settings) string {
 	port := 8080
 	if s.HostPort != 0 {
 		port = s.HostPort
+	}
+	if s.APIHost == "" {
+		s.APIHost, s.APIPort = b.APIServer()
 	}
 	args, volume, mount := "[]", "", ""
 	if s.RegistryDir != "" {

@@ -16,6 +16,27 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
+// addLocalClass creates the class of local volumes, which are bound once a pod has its node.
+func addLocalClass(b *bed) {
+	b.t.Helper()
+	must(b.t, errOf(b.kube.StorageV1().StorageClasses().Create(b.t.Context(), &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}, metav1.CreateOptions{})))
+}
+
+// withLocalVolume has a pod wait in PreBind until bindVolumes is called: its devices are stored, and it has no node yet.
+func withLocalVolume(b *bed, claim string) func(*corev1.Pod) {
+	b.t.Helper()
+	must(b.t, errOf(b.kube.CoreV1().PersistentVolumeClaims(namespace).Create(b.t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: claim, Finalizers: []string{"kubernetes.io/pvc-protection"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new("local"),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{})))
+	return mounting(claim)
+}
+
 // localVolume creates a volume that is on a node, and that no claim has.
 func localVolume(b *bed, name, node string) {
 	b.t.Helper()
@@ -74,9 +95,7 @@ func bindVolumes(b *bed) {
 // pods again that VolumeBinding refused somewhere.
 func TestScheduler_VolumeAppears(t *testing.T) {
 	b := newBed(t, "n1", "n2")
-	must(t, errOf(b.kube.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
-	}, metav1.CreateOptions{})))
+	addLocalClass(b)
 	for i := range 4 {
 		localVolume(b, fmt.Sprint("n1-", i), "n1")
 	}
@@ -85,26 +104,13 @@ func TestScheduler_VolumeAppears(t *testing.T) {
 	b.scheduled(8)
 	for i := range 2 {
 		name := fmt.Sprint("wait-", i)
-		must(t, errOf(b.kube.CoreV1().PersistentVolumeClaims(namespace).Create(t.Context(), &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.PersistentVolumeClaimSpec{
-				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new("local"),
-				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-			},
-		}, metav1.CreateOptions{})))
-		b.addPodOf(name, workload.ClaimSpec("gpu.cleave.dev", 1), func(p *corev1.Pod) {
-			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
-			}}}
-		})
+		b.addPodOf(name, workload.ClaimSpec("gpu.cleave.dev", 1), withLocalVolume(b, name))
 		b.waits(name)
 	}
 	localVolume(b, "n2-0", "n2")
 	localVolume(b, "n2-1", "n2")
-	for i := range 2 {
-		name := fmt.Sprint("wait-", i)
-		bound(b, name)
-	}
+	bound(b, "wait-0")
+	bound(b, "wait-1")
 }
 
 // TestPreemption_GPUAndNIC: all NICs (and all GPUs, or not) are of pods of low priority. Two pods of high priority that need both come.

@@ -5,7 +5,6 @@ package scheduling
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -27,13 +26,7 @@ func (w *warnings) HandleWarningHeader(_ int, _, text string) { *w = append(*w, 
 // are warned.
 func TestAssigned(t *testing.T) {
 	b := newBed(t)
-	render := exec.CommandContext(t.Context(), bin("helm"), "template", "cleave", "../../deployments/helm/cleave", "--kube-version", "1.37.2",
-		"--set", "scheduler.enabled=true", "--show-only", "templates/admission-scheduler.yaml")
-	policies, err := render.Output()
-	must(t, err)
-	client := workload.Client{Cluster: b.control, Kube: b.kube}
-	_, err = client.Kubectl(t.Context(), string(policies), "apply", "-f", "-")
-	must(t, err)
+	b.applyChart("scheduler.enabled=true", "admission-scheduler")
 	config, err := b.control.RESTConfig()
 	must(t, err)
 	var said warnings

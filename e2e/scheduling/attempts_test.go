@@ -3,7 +3,6 @@
 package scheduling
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,7 +15,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // fallbacks is how many attempts failed on the best nodes, so that the next one saw all.
@@ -113,11 +113,7 @@ func TestScheduler_RestrictedPods(t *testing.T) {
 		t.Errorf("near the pod of zone c (-want +got):\n%s", diff)
 	}
 	addVolume(b, "disk", "c")
-	b.addPods("volume", "mig-1g.10gb.cleave.dev", 1, func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"},
-		}}}
-	})
+	b.addPods("volume", "mig-1g.10gb.cleave.dev", 1, mounting("disk"))
 	b.scheduled(20)
 	if diff := cmp.Diff(map[string]int{"c": 1}, perZone("volume")); diff != "" {
 		t.Errorf("with a volume of zone c (-want +got):\n%s", diff)
@@ -141,8 +137,15 @@ func (b *bed) nodesOf(app string) map[string]int {
 
 func (b *bed) label(node, key, value string) {
 	b.t.Helper()
-	text := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
-	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
+	must(b.t, workload.Client{Kube: b.kube}.LabelNode(b.t.Context(), node, key, &value))
+}
+
+// mounting has a pod mount the volume of a claim.
+func mounting(claim string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}
+	}
 }
 
 // addVolume creates a volume of a zone and a claim that has it, as controllers bind them.

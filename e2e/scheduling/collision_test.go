@@ -15,28 +15,12 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
-
-// wholeGPU is the first GPU that a node publishes whole.
-func wholeGPU(b *bed, node string) string {
-	b.t.Helper()
-	published := slicesOf(b, node)
-	for i := range published.Items {
-		for _, d := range published.Items[i].Spec.Devices {
-			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == string(gpu.TypeGPU) {
-				return d.Name
-			}
-		}
-	}
-	b.t.Fatal("no GPU is published whole")
-	return ""
-}
 
 // allocatedTwice gives the same GPU to the pods first and late, as two schedulers may, and lets the node prepare it for the first.
 func (b priorityBed) allocatedTwice(change func(late *corev1.Pod)) {
 	b.t.Helper()
-	device := wholeGPU(b.bed, "n1")
+	device := wholeGPUs(b.bed, "n1")[0]
 	for _, name := range []string{"first", "late"} {
 		b.addPods(name, "gpu.cleave.dev", 1, onNode("n1"), graceful, func(p *corev1.Pod) {
 			p.Spec.SchedulerName, p.Spec.NodeName = "other", "n1"

@@ -135,11 +135,9 @@ var kueueService = regexp.MustCompile(`(?m)^( +)name: 'kueue-webhook-service'$`)
 // ExternalName the API server takes name and port as they are (ResolveCluster of k8s.io/apiserver/pkg/util/proxy).
 func kueueObjects(t *testing.T, port int) string {
 	t.Helper()
-	find := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
-	find.Dir = filepath.Join("..", "tools", "kueue")
-	dir, err := find.Output()
+	dir, err := cluster.ModuleDir(t.Context(), "../..", "kueue", "sigs.k8s.io/kueue")
 	must(t, err)
-	chart := filepath.Join(string(bytes.TrimSpace(dir)), "charts", "kueue")
+	chart := filepath.Join(dir, "charts", "kueue")
 	rendered, err := exec.CommandContext(t.Context(), bin("helm"), "template", "kueue", chart, "--namespace", kueueNamespace).Output()
 	must(t, err)
 	objects := []string{fmt.Sprintf(`apiVersion: v1

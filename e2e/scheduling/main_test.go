@@ -4,6 +4,7 @@ package scheduling
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/e2e/release"
 )
 
 // startTimeout bounds the start of a program on a busy machine.
@@ -84,7 +86,7 @@ func bin(parts ...string) string {
 // startScheduler starts cleave-scheduler with arguments of the plugin.
 func (b *bed) startScheduler(args string) {
 	b.t.Helper()
-	b.start(bin("cleave-scheduler"), "--config="+b.config(args))
+	b.start(bin("cleave-scheduler"), "--config="+b.config(args, nil))
 }
 
 // startKubeScheduler starts the kube-scheduler of a release with feature gates, which ends with the test.
@@ -101,39 +103,25 @@ func (b *bed) startKubeScheduler(version string, gates map[string]bool) {
 // start starts a scheduler, which ends with the test, and waits until it has read the cluster.
 func (b *bed) start(program string, args ...string) {
 	b.t.Helper()
-	port, err := cluster.FreePort(b.t.Context(), "127.0.0.1")
-	must(b.t, err)
-	b.port = port
-	args = append(args, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "-v=4", "--cert-dir="+filepath.Join(b.dir, "scheduler"))
-	b.scheduler, err = process.Start(exec.Command(program, args...), filepath.Join(b.dir, filepath.Base(program)+".log"))
-	must(b.t, err)
-	p := b.scheduler
-	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
-	must(b.t, p.WaitAnswer(ctx, fmt.Sprintf("https://127.0.0.1:%d/readyz", port)))
+	log := filepath.Join(b.dir, filepath.Base(program)+".log")
+	p, port, err := release.RunScheduler(ctx, exec.Command(program, append(args, "-v=4")...), log)
+	must(b.t, err)
+	b.scheduler, b.port = p, port
+	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 }
 
-// config is the file of its configuration. More are arguments of other plugins.
-func (b *bed) config(args string, more ...string) string {
+// config is the file of its configuration, with arguments of GPUPacking as JSON, and of DevicePreemption, if any.
+func (b *bed) config(args string, preemption map[string]any) string {
 	b.t.Helper()
+	arguments := map[string]any{"GPUPacking": json.RawMessage(args)}
+	if preemption != nil {
+		arguments["DevicePreemption"] = preemption
+	}
+	config, err := release.SchedulerConfig("../..", b.kubeconfig, 1000, arguments)
+	must(b.t, err)
 	path := filepath.Join(b.dir, "scheduler.yaml")
-	must(b.t, os.WriteFile(path, fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: false}
-clientConnection: {kubeconfig: %q, qps: 1000, burst: 1000}
-profiles:
-- schedulerName: cleave-scheduler
-  plugins:
-    multiPoint:
-      enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}, {name: DevicePreemption}]
-      disabled: [{name: DynamicResources}, {name: DefaultPreemption}]
-    postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}, {name: DevicePreemption}]}
-    podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}, {name: DevicePreemption}]}
-    reserve: {enabled: [{name: CandidateDynamicResources}]}
-  pluginConfig:
-  - name: GPUPacking
-    args: %s
-%s`, b.kubeconfig, args, strings.Join(more, "")), 0o600))
+	must(b.t, os.WriteFile(path, config, 0o600))
 	return path
 }

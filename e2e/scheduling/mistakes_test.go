@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/cmd/cleave/commands"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // answer is what one of the three says of a manifest: all of its words are said, and with a code. Of the API server the code is 1 where it
@@ -134,14 +134,9 @@ func newMistakesBed(t *testing.T) *mistakesBed {
 	config.WarningHandler = &b.said
 	b.kube, err = kubernetes.NewForConfig(config)
 	must(t, err)
-	render := exec.CommandContext(t.Context(), bin("helm"), "template", "cleave", "../../deployments/helm/cleave", "--kube-version", "1.37.2",
-		"--show-only", "templates/admission-claims.yaml", "--show-only", "templates/admission-warnings.yaml")
-	policies, err := render.Output()
-	must(t, err)
-	client := workload.Client{Cluster: b.control, Kube: b.bed.kube}
-	_, err = client.Kubectl(t.Context(), string(policies), "apply", "-f", "-")
-	must(t, err)
-	for i, device := range b.wholeGPUs()[:3] {
+	b.applyChart("admission.warnings.enabled=true", "admission-claims", "admission-warnings")
+	client := workload.Client{Kube: b.bed.kube}
+	for i, device := range wholeGPUs(b.bed, "n1")[:3] {
 		_, err := client.Allocate(t.Context(), namespace, fmt.Sprint("holder-", i), workload.OneGPU("n1", device, false))
 		must(t, err)
 	}
@@ -154,11 +149,12 @@ func newMistakesBed(t *testing.T) *mistakesBed {
 	return b
 }
 
-// wholeGPUs are the names of the node's whole GPUs.
-func (b *mistakesBed) wholeGPUs() (names []string) {
-	for _, s := range slicesOf(b.bed, "n1").Items {
+// wholeGPUs are the names of the GPUs that a node publishes whole.
+func wholeGPUs(b *bed, node string) (names []string) {
+	b.t.Helper()
+	for _, s := range slicesOf(b, node).Items {
 		for _, d := range s.Spec.Devices {
-			if *d.Attributes["type"].StringValue == "gpu" {
+			if *d.Attributes["type"].StringValue == string(gpu.TypeGPU) {
 				names = append(names, d.Name)
 			}
 		}

@@ -73,20 +73,26 @@ func TestPreemption_EndsAnyway(t *testing.T) {
 	b.none()
 }
 
-// TestPreemption_GoneAnyway: a pod has gone, and its claim is not deallocated yet. Nobody has to go on another node.
+// TestPreemption_GoneAnyway: a pod of n1 has gone, one of many that may be evicted or the only one, and its claim is not deallocated yet.
+// Nobody has to go on another node.
 func TestPreemption_GoneAnyway(t *testing.T) {
-	b := newPriorityBed(t, "n1", "n2")
-	b.startScheduler("{}")
-	b.addPods("first", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n1"))
-	b.addPods("second", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n2"))
-	b.scheduled(16)
-	b.gone("first-0")
-	b.addPods("high", "gpu.cleave.dev", 1, priority("high"))
-	b.nominated("high-0", "n1")
-	b.none()
-	b.free("first-0")
-	b.running("high-0")
-	b.none()
+	for name, rest := range map[string]string{"one of many": "low", "the only one": "high"} {
+		t.Run(name, func(t *testing.T) {
+			b := newPriorityBed(t, "n1", "n2")
+			b.startScheduler("{}")
+			b.addPods("rest", "gpu.cleave.dev", 7, priority(rest), graceful, onNode("n1"))
+			b.addPods("first", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
+			b.addPods("second", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n2"))
+			b.scheduled(16)
+			b.gone("first-0")
+			b.addPods("high", "gpu.cleave.dev", 1, priority("high"))
+			b.nominated("high-0", "n1")
+			b.none()
+			b.free("first-0")
+			b.running("high-0")
+			b.none()
+		})
+	}
 }
 
 // TestPreemption_Patient: while one of two victims ends, the scheduler does not try the pod over and over.

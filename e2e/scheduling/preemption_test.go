@@ -22,15 +22,14 @@ type priorityBed struct{ *bed }
 func newPriorityBed(t *testing.T, nodes ...string) priorityBed {
 	t.Helper()
 	b := priorityBed{newBed(t, nodes...)}
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
 	for name, value := range map[string]int32{"high": 1000, "patient": 1000, "middle": 500, "low": -1000} {
 		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
 		if name == "patient" {
 			class.PreemptionPolicy = new(corev1.PreemptNever)
 		}
-		must(t, errOf(b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{})))
-	}
-	for _, name := range []string{"high", "patient", "middle", "low"} {
-		waitPriority(b.bed, name)
+		must(t, workload.Client{Kube: b.kube}.CreatePriority(ctx, namespace, class))
 	}
 	return b
 }

@@ -63,10 +63,10 @@ func (b *repackBed) two() {
 }
 
 // apply runs the program until it ends, or is killed because a condition holds.
-func (b *repackBed) apply(kill func() bool) (output string, err error) {
+func (b *repackBed) apply(kill func() bool, flags ...string) (output string, err error) {
 	b.t.Helper()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(b.t.Context(), bin("cleave"), "repack", "--apply", "--kubeconfig", b.account)
+	cmd := exec.CommandContext(b.t.Context(), bin("cleave"), append([]string{"repack", "--apply", "--kubeconfig", b.account}, flags...)...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	must(b.t, cmd.Start())
 	ended := make(chan error, 1)
@@ -94,12 +94,13 @@ func (b *repackBed) pods() []corev1.Pod {
 	return pods.Items
 }
 
-// tick starts pods that have a node, replaces those that end at the first look, as a ReplicaSet does, and ends them at the next.
+// tick starts pods of the set that have a node, replaces those that end at the first look, as a ReplicaSet does, and ends them at the next.
 func (b *repackBed) tick() {
 	b.t.Helper()
 	down := 0
 	for _, p := range b.pods() {
 		switch {
+		case !strings.HasPrefix(p.Name, "web-"):
 		case p.DeletionTimestamp != nil && !b.replaced[p.Name]:
 			b.replaced[p.Name] = true
 			b.addReplica(p.Name+"-again", b.classOf(p.Name))

@@ -210,11 +210,7 @@ func TestScheduler_OtherResources(t *testing.T) {
 	b.addPodOf("huge", workload.ClaimSpec("gpu.cleave.dev", 1), asks("hugepages-2Mi", "2Mi"))
 	b.running("huge")
 	addVolumeOn(b, "scratch", "n03")
-	b.addPodOf("local", workload.ClaimSpec("gpu.cleave.dev", 1), func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "scratch"},
-		}}}
-	})
+	b.addPodOf("local", workload.ClaimSpec("gpu.cleave.dev", 1), mounting("scratch"))
 	b.running("local")
 	if diff := cmp.Diff(map[string]int{"n03": 1}, b.nodesOf("local")); diff != "" {
 		t.Errorf("node of the pod with a local volume (-want +got):\n%s", diff)

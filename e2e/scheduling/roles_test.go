@@ -5,9 +5,7 @@ package scheduling
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -27,6 +25,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -122,19 +121,9 @@ func (b chartBed) may(namespace, resource, name string) (verbs []string) {
 // metrics asks the scheduler for its metrics.
 func (b chartBed) metrics(token string) (status int, body string) {
 	b.t.Helper()
-	request, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/metrics", b.port), http.NoBody)
+	status, body, err := process.Read(b.t.Context(), fmt.Sprintf("https://127.0.0.1:%d/metrics", b.port), token)
 	must(b.t, err)
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	defer client.CloseIdleConnections()
-	response, err := client.Do(request)
-	must(b.t, err)
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	must(b.t, err)
-	return response.StatusCode, string(data)
+	return status, body
 }
 
 // TestRoles: with the chart's roles the scheduler lacks no right: it schedules claims and extended resources, evicts, and has its lease. It

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -134,7 +133,7 @@ func (b *bed) gpus() map[string]int {
 	allocated := b.results()
 	gpus := map[string]int{}
 	for _, r := range allocated {
-		gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")]++
+		gpus[r.Pool+"/"+packing.GPUOf(r.Device)]++
 	}
 	if over := packing.OverAllocated(published, allocated); len(over) > 0 {
 		b.t.Errorf("more is allocated than there is of %v", over)

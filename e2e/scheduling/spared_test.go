@@ -11,8 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -81,43 +79,6 @@ func TestPreemption_NamedClaim(t *testing.T) {
 	t.Errorf("after three evictions, urgent-0 has node %q", pod.Spec.NodeName)
 }
 
-// TestPreemption_GoneAlone: the only pod of n1 that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on n2.
-func TestPreemption_GoneAlone(t *testing.T) {
-	b := newPriorityBed(t, "n1", "n2")
-	b.startScheduler("{}")
-	b.addPods("important", "gpu.cleave.dev", 7, priority("high"), onNode("n1"))
-	b.addPods("first", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n1"))
-	b.addPods("second", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n2"))
-	b.scheduled(16)
-	b.gone("first-0")
-	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
-	b.until("to be nominated", "urgent-0", func(p *corev1.Pod) bool { return p.Status.NominatedNodeName != "" })
-	b.none()
-	b.free("first-0")
-	b.running("urgent-0")
-	b.none()
-}
-
-// withVolume has a pod wait in PreBind until bindVolumes is called: its devices are stored, and it has no node yet.
-func withVolume(b *bed, name, node string) func(*corev1.Pod) {
-	b.t.Helper()
-	must(b.t, errOf(b.kube.StorageV1().StorageClasses().Create(b.t.Context(), &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
-	}, metav1.CreateOptions{})))
-	localVolume(b, name, node)
-	must(b.t, errOf(b.kube.CoreV1().PersistentVolumeClaims(namespace).Create(b.t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"kubernetes.io/pvc-protection"}},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: new("local"),
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-		},
-	}, metav1.CreateOptions{})))
-	return func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}}
-	}
-}
-
 // owned makes a claim that of its pod, as one of a template is.
 func owned(b *bed, name string) {
 	b.t.Helper()
@@ -133,12 +94,13 @@ func owned(b *bed, name string) {
 // else.
 func TestPreemption_Binding(t *testing.T) {
 	b := newPriorityBed(t, "n1")
-	volume := withVolume(b.bed, "low", "n1")
+	addLocalClass(b.bed)
+	localVolume(b.bed, "low", "n1")
 	b.startScheduler("{}")
 	b.addPods("other", "gpu.cleave.dev", 6, priority("high"))
 	b.addPods("middle", "gpu.cleave.dev", 1, priority("middle"), graceful)
 	b.scheduled(7)
-	b.addPodOf("low", workload.ClaimSpec("gpu.cleave.dev", 1), priority("low"), volume)
+	b.addPodOf("low", workload.ClaimSpec("gpu.cleave.dev", 1), priority("low"), withLocalVolume(b.bed, "low"))
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	must(t, workload.Until(ctx, "claim low to be allocated", func(ctx context.Context) (bool, string, error) {

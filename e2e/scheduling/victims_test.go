@@ -236,9 +236,9 @@ func TestPreemption_Kinds(t *testing.T) {
 // TestPreemption_Runtimes: pods are safe for their first minutes, and may be bumped by their equals after a time.
 func TestPreemption_Runtimes(t *testing.T) {
 	b := newPriorityBed(t, "n1")
-	b.start(bin("cleave-scheduler"), "--config="+b.config("{}", `  - name: DevicePreemption
-    args: {minRuntime: {low: 20s}, maxRuntime: {middle: 40s}}
-`))
+	b.start(bin("cleave-scheduler"), "--config="+b.config("{}", map[string]any{
+		"minRuntime": map[string]any{"low": "20s"}, "maxRuntime": map[string]any{"middle": "40s"},
+	}))
 	b.addPods("middle", "gpu.cleave.dev", 7, priority("middle"), graceful)
 	b.addPods("low", "gpu.cleave.dev", 1, priority("low"), graceful)
 	b.scheduled(8)

@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
@@ -72,44 +70,17 @@ func TestScheduler_ReplicaSet(t *testing.T) {
 	}
 }
 
-// waitPriority waits until the API server lets pods have a PriorityClass: it looks for it in a cache.
-func waitPriority(b *bed, class string) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
-	defer cancel()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: corev1.PodSpec{
-		PriorityClassName: class, Containers: []corev1.Container{{Name: "c", Image: "i"}},
-	}}
-	err := workload.Until(ctx, "PriorityClass "+class+" to be known", func(ctx context.Context) (bool, string, error) {
-		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if apierrors.IsForbidden(err) {
-			return false, err.Error(), nil
-		}
-		return err == nil, "", err
-	})
-	must(b.t, err)
-}
-
 // TestScheduler_Preempts: the node with free GPUs has no CPU left, and the one with CPU no GPUs. Pods of low priority have to
 // go, as with kube-scheduler.
 func TestScheduler_Preempts(t *testing.T) {
-	b := newBed(t, "n1", "n2")
+	b := newPriorityBed(t, "n1", "n2")
 	b.startScheduler("{}")
-	for name, value := range map[string]int32{"high": 1000, "low": -1000} {
-		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
-		must(t, errOf(b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{})))
-		waitPriority(b, name)
-	}
-	on := func(node string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": node} }
-	}
-	b.addPods("gpus", "gpu.cleave.dev", 8, on("n1"))
-	b.addPods("cpu", "gpu.cleave.dev", 1, on("n2"), requests("120", "1Gi"), func(p *corev1.Pod) { p.Spec.PriorityClassName = "low" })
+	b.addPods("gpus", "gpu.cleave.dev", 8, onNode("n1"))
+	b.addPods("cpu", "gpu.cleave.dev", 1, onNode("n2"), requests("120", "1Gi"), priority("low"))
 	b.scheduled(9)
-	b.addPods("high", "gpu.cleave.dev", 1, requests("100", "1Gi"), func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" })
+	b.addPods("high", "gpu.cleave.dev", 1, requests("100", "1Gi"), priority("high"))
 	b.until("to be evicted", "cpu-0", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
-	now := int64(0) // there is no kubelet
-	must(t, b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "cpu-0", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	b.gone("cpu-0")
 	if diff := cmp.Diff(map[string]int{"n1": 8, "n2": 1}, b.scheduled(9)); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}

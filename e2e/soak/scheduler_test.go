@@ -7,44 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/history"
 )
-
-func TestSchedulerConfig(t *testing.T) {
-	rendered := `# Source: cleave/templates/scheduler.yaml
-kind: ServiceAccount
----
-kind: ConfigMap
-data:
-  config.yaml: |
-    clientConnection: {qps: 5}
-    leaderElection: {leaderElect: true, resourceName: x}
-    profiles: [{schedulerName: cleave-scheduler}]
-`
-	want := `clientConnection:
-  kubeconfig: /k
-  qps: 5
-leaderElection:
-  leaderElect: false
-profiles:
-- schedulerName: cleave-scheduler
-`
-	got, err := schedulerConfig(rendered, "/k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("configuration (-want +got):\n%s", diff)
-	}
-	if _, err := schedulerConfig("kind: Service\n", "/k"); err == nil {
-		t.Error("a chart without a configuration has one")
-	}
-}
 
 func TestEvictions(t *testing.T) {
 	c := newTally(io.Discard, 1)

@@ -5,6 +5,7 @@ package workload
 import (
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -69,6 +70,24 @@ func Pod(name, template string) *corev1.Pod {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: requestName, ResourceClaimTemplateName: &template}}
 	}
 	return pod
+}
+
+// Deployment keeps so many pods with labels.
+func Deployment(name string, replicas int32, labels map[string]string, pod *corev1.Pod) *appsv1.Deployment {
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: appsv1.DeploymentSpec{
+		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
+	}}
+}
+
+// Spread is a Deployment whose pods are equally many on each node that takes pods.
+func Spread(name string, replicas int32, labels map[string]string, pod *corev1.Pod) *appsv1.Deployment {
+	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule,
+		NodeTaintsPolicy: new(corev1.NodeInclusionPolicyHonor), LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
+	}}
+	return Deployment(name, replicas, labels, pod)
 }
 
 // Tier is a way in which Cleave offers GPUs: the type of its devices, and a DeviceClass of them.

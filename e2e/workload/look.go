@@ -112,6 +112,17 @@ func (c Client) WaitGone(ctx context.Context, namespace, name string) error {
 	})
 }
 
+// WaitNoClaims waits until there is no claim in a namespace, or in all of them for "".
+func (c Client) WaitNoClaims(ctx context.Context, namespace string) error {
+	return Until(ctx, "the claims to go", func(ctx context.Context) (bool, string, error) {
+		list, err := c.Kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		return len(list.Items) == 0, fmt.Sprintf("%d claims", len(list.Items)), nil
+	})
+}
+
 // WaitEvent waits for an Event of a reason on an object whose message has all parts.
 func (c Client) WaitEvent(ctx context.Context, namespace, object, reason string, parts ...string) error {
 	return Until(ctx, fmt.Sprintf("Event %s on %s with %q", reason, object, parts), func(ctx context.Context) (bool, string, error) {

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -100,6 +101,23 @@ func Create(ctx context.Context, client kubernetes.Interface, namespace string, 
 		}
 	}
 	return nil
+}
+
+// CreatePriority creates a PriorityClass, and waits until the API server lets pods of a namespace have it: it looks for it in a cache.
+func (c Client) CreatePriority(ctx context.Context, namespace string, class *schedulingv1.PriorityClass) error {
+	if _, err := c.Kube.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create PriorityClass %s: %w", class.Name, err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: corev1.PodSpec{
+		PriorityClassName: class.Name, Containers: []corev1.Container{{Name: "main", Image: "none"}},
+	}}
+	return Until(ctx, "PriorityClass "+class.Name+" to be known", func(ctx context.Context) (bool, string, error) {
+		_, err := c.Kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) {
+			return false, err.Error(), nil
+		}
+		return err == nil, "", err
+	})
 }
 
 func createOne(ctx context.Context, client kubernetes.Interface, namespace string, object runtime.Object) error {

@@ -46,8 +46,9 @@ func TestInventory_NodeModels(t *testing.T) {
 			// What the command line assumes of a model: nothing is partitioned, and no driver limits memory by cgroup.
 			for i := range node.GPUs {
 				parts, err := session.Partitions(t.Context(), &node.GPUs[i])
-				if err != nil || len(parts) > 0 || session.LimitsMemory(t.Context(), node.GPUs[i].PCI, t.TempDir()) {
-					t.Errorf("GPU %d: partitions %v, %v, or its memory is limited", i, parts, err)
+				limits, unanswered := session.LimitsMemory(t.Context(), node.GPUs[i].PCI, t.TempDir())
+				if err != nil || len(parts) > 0 || limits || unanswered != nil {
+					t.Errorf("GPU %d: partitions %v, %v, memory limited: %t, %v", i, parts, err, limits, unanswered)
 				}
 			}
 			if err := session.Close(); err != nil {

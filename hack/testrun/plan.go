@@ -84,7 +84,7 @@ const sequential = "^Test(Crash_.*|Desired_(Invariants|UnpreparedStay)|SharedLib
 
 // units are the packages of unit tests.
 var units = []string{"./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./e2e/cluster/...", "./e2e/cmd/...", "./e2e/conformance/...",
-	"./e2e/history/...", "./e2e/release/...", "./e2e/resourcegen/...", "./e2e/soak/...", "./e2e/workload/..."}
+	"./e2e/history/...", "./e2e/process/...", "./e2e/release/...", "./e2e/resourcegen/...", "./e2e/soak/...", "./e2e/workload/..."}
 
 // clusters are the packages of end-to-end tests, the long ones first.
 var clusters = append([]string{"./e2e", "./e2e/nodes", "./e2e/soak", "./e2e/cluster", "./e2e/gpulane"}, withTools...)

@@ -179,7 +179,7 @@ func (b *bench) landed(ctx context.Context, names []string) (landing, error) {
 			return landing{}, fmt.Errorf("claim %s of a bound pod is not allocated", name)
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
-			gpus[r.Pool+"/"+gpuOf(r.Device)], nodes[r.Pool] = true, true
+			gpus[r.Pool+"/"+packing.GPUOf(r.Device)], nodes[r.Pool] = true, true
 		}
 	}
 	l := landing{gpus: len(gpus), nodes: len(nodes)}
@@ -220,10 +220,4 @@ func (b *bench) allocatedOnce(ctx context.Context, names []string) error {
 		}
 	}
 	return nil
-}
-
-// gpuOf is the GPU of a device: "gpu-" and the four parts of a PCI address.
-func gpuOf(device string) string {
-	parts := strings.Split(device, "-")
-	return strings.Join(parts[:min(len(parts), 5)], "-")
 }

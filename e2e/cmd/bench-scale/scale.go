@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -75,7 +77,7 @@ func (b *bench) with(ctx context.Context, name string, measure func(*scheduler) 
 
 // onEmpty measures on nodes of which nothing is allocated.
 func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
-	idle, err := residentMB(s.program.PID())
+	idle, err := process.Memory(s.program.PID(), "VmRSS")
 	if err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 		r.set(fmt.Sprintf(podRate, b.pods, k.name), s.name, rate)
 		r.set(fmt.Sprintf(podProcessor, k.name), s.name, used)
 	}
-	busy, err := residentMB(s.program.PID())
+	busy, err := process.Memory(s.program.PID(), "VmRSS")
 	r.set(schedulerMemory, s.name, busy/float64(b.nodes))
 	return err
 }
@@ -134,7 +136,7 @@ func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landi
 	if _, err := apiServerHeapMB(ctx, b.client); err != nil {
 		return l, 0, 0, err
 	}
-	before, err := processorTime(s.program.PID())
+	before, err := process.ProcessorTime(s.program.PID())
 	if err != nil {
 		return l, 0, 0, err
 	}
@@ -146,7 +148,7 @@ func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landi
 	if err != nil {
 		return l, 0, 0, err
 	}
-	after, err := processorTime(s.program.PID())
+	after, err := process.ProcessorTime(s.program.PID())
 	if err != nil {
 		return l, 0, 0, err
 	}
@@ -173,7 +175,7 @@ func (b *bench) fill(ctx context.Context) error {
 	}
 	fmt.Fprintf(os.Stderr, "allocating %d claims\n", b.allocated)
 	for i := range b.allocated {
-		b.touched[nodeName(i%b.nodes)+"/"+gpuOf(devices[i/b.nodes])] = true
+		b.touched[nodeName(i%b.nodes)+"/"+packing.GPUOf(devices[i/b.nodes])] = true
 	}
 	client := workload.Client{Kube: b.client}
 	return inParallel(ctx, b.allocated, func(ctx context.Context, i int) error {

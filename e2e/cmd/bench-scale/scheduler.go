@@ -4,17 +4,15 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
-	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
+	"github.com/cleave-dra/cleave/e2e/release"
 )
 
 // The schedulers, by the name that pods select them with.
@@ -32,50 +30,36 @@ type scheduler struct {
 // syncTimeout bounds a scheduler's start with all objects of the cluster.
 const syncTimeout = 5 * time.Minute
 
-// start starts a scheduler and waits until it has read the cluster. Its requests are not limited: the limit of 50 in a
-// second would be measured, not the scheduler.
+// requestsPerSecond is a scheduler's limit, which it does not reach: the usual one, of 50, would be measured, not the scheduler.
+const requestsPerSecond = 5000
+
+// start starts a scheduler and waits until it has read the cluster.
 func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
-	path, plugins := b.cluster.Scheduler(), ""
-	if name == cleaveScheduler {
-		path = filepath.Join(b.source, "bin", cleaveScheduler)
-		plugins = `
-    plugins:
-      multiPoint:
-        enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}, {name: DevicePreemption}]
-        disabled: [{name: DynamicResources}, {name: DefaultPreemption}]
-      postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}, {name: DevicePreemption}]}
-      podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}, {name: DevicePreemption}]}
-      reserve: {enabled: [{name: CandidateDynamicResources}]}`
-	}
-	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
+	path, config := b.cluster.Scheduler(), fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection: {leaderElect: false}
-clientConnection: {kubeconfig: %q, qps: 5000, burst: 5000}
-profiles:
-  - schedulerName: %s%s
-`, b.cluster.Kubeconfig(), name, plugins)
+clientConnection: {kubeconfig: %q, qps: %[2]d, burst: %[2]d}
+`, b.cluster.Kubeconfig(), requestsPerSecond)
+	if name == cleaveScheduler {
+		var err error
+		if config, err = release.SchedulerConfig(b.source, b.cluster.Kubeconfig(), requestsPerSecond, nil); err != nil {
+			return nil, err
+		}
+		path = filepath.Join(b.source, "bin", cleaveScheduler)
+	}
 	file := filepath.Join(b.dir, name+".yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of %s: %w", name, err)
 	}
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir)
+	cmd := exec.Command(path, "--config="+file)
 	cmd.Dir, cmd.Env = "/", append(os.Environ(), b.cluster.Environment()...)
-	program, err := process.Start(cmd, filepath.Join(b.dir, name+".log"))
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	program, _, err := release.RunScheduler(ctx, cmd, filepath.Join(b.dir, name+".log"))
 	if err != nil {
 		return nil, err
 	}
-	s := &scheduler{name: name, program: program}
-	ready, cancel := context.WithTimeout(ctx, syncTimeout)
-	defer cancel()
-	err = program.WaitAnswer(ready, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
-	if err != nil {
-		return nil, errors.Join(err, s.stop())
-	}
-	return s, nil
+	return &scheduler{name: name, program: program}, nil
 }
 
 func (s *scheduler) stop() error { return s.program.End(syscall.SIGKILL) }

@@ -12,9 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -40,8 +40,11 @@ var urgentKinds = []string{"1g.10gb", "whole"}
 // nodes have seven whole GPUs of pods that may be evicted, half seven partitions of one GPU; the other GPUs have claims without pods, which
 // nobody may take. A tenth of the nodes has nothing but ordinary pods, by a taint that only those tolerate.
 func (b crowded) measure(ctx context.Context, r *report) error {
-	if err := b.addPriorities(ctx); err != nil {
-		return err
+	for name, value := range map[string]int32{urgentClass: 1000, backfillClass: -1000} {
+		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
+		if err := (workload.Client{Kube: b.client}).CreatePriority(ctx, namespace, class); err != nil {
+			return err
+		}
 	}
 	if err := b.addNodes(ctx, b.nodes); err != nil {
 		return err
@@ -144,36 +147,13 @@ func (b crowded) taintOrdinary(ctx context.Context, name string) error {
 	return nil
 }
 
-// addPriorities creates the PriorityClasses, and waits until the API server lets pods have them.
-func (b crowded) addPriorities(ctx context.Context) error {
-	for name, value := range map[string]int32{urgentClass: 1000, backfillClass: -1000} {
-		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
-		if _, err := b.client.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("create PriorityClass %s: %w", name, err)
-		}
-		err := workload.Until(ctx, "PriorityClass "+name+" to be known", func(ctx context.Context) (bool, string, error) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: corev1.PodSpec{
-				PriorityClassName: name, Containers: []corev1.Container{{Name: "main", Image: "none"}}}}
-			_, err := b.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			if apierrors.IsForbidden(err) {
-				return false, err.Error(), nil
-			}
-			return err == nil, "", err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // fillNode leaves no room on a node.
 func (b crowded) fillNode(ctx context.Context, i int) error {
 	node, gpus := nodeName(i), b.published.whole()
 	taken := gpus[:backfillEach]
 	rest := gpus[backfillEach:]
 	if i%2 == 1 {
-		taken = slices.DeleteFunc(b.published.smallest(), func(device string) bool { return gpuOf(device) != gpuOf(gpus[0]) })
+		taken = slices.DeleteFunc(b.published.smallest(), func(device string) bool { return packing.GPUOf(device) != packing.GPUOf(gpus[0]) })
 		rest = gpus[1:]
 	}
 	for n, device := range taken {

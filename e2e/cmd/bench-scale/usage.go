@@ -6,33 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 )
-
-// residentMB is the memory of a process that is resident, in MB.
-func residentMB(pid int) (float64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
-			if err != nil {
-				return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
-			}
-			return kib * 1024 / 1e6, nil
-		}
-	}
-	return 0, fmt.Errorf("read the memory of process %d: it has ended", pid)
-}
 
 // apiServerMB is the memory of the API server that is resident, garbage included.
 func apiServerMB(ctx context.Context, c *cluster.Cluster) (float64, error) {
@@ -42,7 +23,7 @@ func apiServerMB(ctx context.Context, c *cluster.Cluster) (float64, error) {
 	}
 	for _, s := range all {
 		if s.Component == cluster.APIServer {
-			return residentMB(s.PID)
+			return process.Memory(s.PID, "VmRSS")
 		}
 	}
 	return 0, errors.New("find the API server: it does not run")
@@ -65,22 +46,4 @@ func apiServerHeapMB(ctx context.Context, client kubernetes.Interface) (float64,
 		}
 	}
 	return 0, errors.New("read the heap profile of the API server: it does not say HeapAlloc")
-}
-
-// ticksPerSecond is the unit of processor time in /proc/PID/stat, USER_HZ, on all architectures that Go knows.
-const ticksPerSecond = 100
-
-// processorTime is what a process has used of processors: fields 14 and 15 of /proc/PID/stat (proc(5)).
-func processorTime(pid int) (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the processor time of process %d: %w", pid, err)
-	}
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])) // from the third on
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("read the processor time of process %d: its stat file is too short", pid)
-	}
-	user, err1 := strconv.Atoi(fields[11])
-	system, err2 := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * time.Second / ticksPerSecond, errors.Join(err1, err2)
 }

@@ -28,9 +28,12 @@ func makeNamespace(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
+func (b *bench) allocate(ctx context.Context, name string, devices resourceapi.DeviceAllocationResult) (*drapb.Claim, error) {
+	return workload.Client{Kube: b.client}.Allocate(ctx, namespace, name, devices)
+}
+
 func (b *bench) makeClaim(ctx context.Context, name, device string, admin bool) (*drapb.Claim, error) {
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
-	return client.Allocate(ctx, namespace, name, workload.OneGPU(b.cluster.NodeName(), device, admin))
+	return b.allocate(ctx, name, workload.OneGPU(b.cluster.NodeName(), device, admin))
 }
 
 // prepare asks the plugin for one claim, as the kubelet does.

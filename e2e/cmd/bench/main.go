@@ -28,7 +28,6 @@ type options struct {
 	samples int
 	rounds  int
 	claims  int
-	modes   bool
 	usage   bool
 	compare string
 }
@@ -40,7 +39,6 @@ func main() {
 	flag.IntVar(&o.samples, "samples", 300, "single operations to measure")
 	flag.IntVar(&o.rounds, "rounds", 200, "rounds of eight claims at once")
 	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
-	flag.BoolVar(&o.modes, "modes", false, "measure changes of the MIG mode alone")
 	flag.BoolVar(&o.usage, "usage", false, "measure what looks at the usage of claims cost alone")
 	flag.StringVar(&o.compare, "compare", "", "measure other builds of the plugin beside this one alone, as in before=../before/bin,...")
 	flag.Parse()
@@ -93,11 +91,6 @@ func run(ctx context.Context, o options) (err error) {
 	report, err := b.measure(ctx)
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
-	}
-	if !o.modes && !o.usage && o.compare == "" {
-		if err := measurePacking(ctx, source, report); err != nil {
-			return err
-		}
 	}
 	if err := report.print(os.Stdout); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -33,8 +34,6 @@ type bench struct {
 	claims  []*drapb.Claim // one per device
 	// trace is where the simulated library writes a line per NVML call.
 	trace string
-	// firstUUID is that of the first of the devices.
-	firstUUID string
 	// partitions are the devices of the smallest profile, by GPU.
 	partitions [][]string
 }
@@ -46,9 +45,6 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	}
 	if err := makeNamespace(ctx, b.client); err != nil {
 		return nil, err
-	}
-	if b.modes {
-		return r, b.measureModes(ctx, r)
 	}
 	if err := b.measureStart(ctx, r); err != nil {
 		return nil, err
@@ -74,15 +70,33 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	if err := b.measureClaims(ctx, r); err != nil {
 		return nil, err
 	}
-	if err := b.measureModes(ctx, r); err != nil {
-		return nil, err
+	return r, b.measureModes(ctx, r)
+}
+
+// startNode starts the plugin of another node, which gets no pods, once nvml-sim has run with each of some arguments.
+func (b *bench) startNode(ctx context.Context, labels map[string]string, o node.Options, sims ...[]string) (*node.Node, *workload.Plugin,
+	error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.NodeName, Labels: labels}, Spec: corev1.NodeSpec{Unschedulable: true}}
+	if _, err := b.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
+		return nil, nil, fmt.Errorf("create node %s: %w", o.NodeName, err)
 	}
-	// Last: pods leave work to kubelet and containerd, which claims would be measured together with.
-	claims := b.client.ResourceV1().ResourceClaims(namespace)
-	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		return nil, fmt.Errorf("delete the claims, whose GPUs the pods get: %w", err)
+	o.Cluster, o.Quiet = b.cluster, true
+	n := node.Attach(o)
+	for _, args := range sims {
+		if _, err := n.Sim(ctx, args...); err != nil {
+			return n, nil, err
+		}
 	}
-	return r, b.measurePods(ctx, r)
+	if err := n.Start(ctx); err != nil {
+		return n, nil, err
+	}
+	if err := n.WaitReady(ctx); err != nil {
+		return n, nil, fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(5))
+	}
+	plugin, err := workload.Dial(n.Socket())
+	return n, plugin, err
 }
 
 // connect creates a client like the plugin's: unthrottled and speaking protobuf.
@@ -148,7 +162,7 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	floor := idle.floor.percentile(50)
 	r.add(result{Name: "floor p50: read claim + file + empty call", Value: millis(floor), Unit: "ms"})
 	r.add(result{Name: "floor p99", Value: millis(idle.floor.percentile(99)), Unit: "ms"})
-	addSingles(r, "", idle, 1.5*millis(floor), "1.5 x floor p50")
+	r.addSingles("", idle, 1.5*millis(floor), "1.5 x floor p50")
 
 	together, err := b.together(ctx, b.claims, b.rounds)
 	if err != nil {
@@ -185,26 +199,20 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	// The floor of both times is put in, as the machine may be slower or faster by now.
-	drift := float64(loaded.floor.percentile(50)) / float64(floor)
-	name := fmt.Sprintf("with %d prepared: ", b.options.claims)
-	r.add(result{Name: name + "prepare p50", Value: millis(loaded.prepare.percentile(50)),
-		Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
-	r.add(result{Name: name + "unprepare p50", Value: millis(loaded.unprepare.percentile(50)),
-		Limit: 1.3 * drift * millis(idle.unprepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
+	drift, name, rule := loaded.drift(idle), fmt.Sprintf("with %d prepared: ", b.options.claims), "1.3 x with none, by the floor"
+	r.addDrifted(name+"prepare p50", loaded.prepare, idle.prepare, drift, rule)
+	r.addDrifted(name+"unprepare p50", loaded.unprepare, idle.unprepare, drift, rule)
 	return nil
-}
-
-func addSingles(r *report, prefix string, o operations, limit float64, rule string) {
-	r.add(result{Name: prefix + "prepare p50", Value: millis(o.prepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
-	r.add(result{Name: prefix + "prepare p99", Value: millis(o.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: prefix + "unprepare p50", Value: millis(o.unprepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
-	r.add(result{Name: prefix + "unprepare p99", Value: millis(o.unprepare.percentile(99)), Unit: "ms"})
 }
 
 // operations are what was measured of each.
 type operations struct {
 	alone, floor, prepare, unprepare samples
+}
+
+// drift is how much slower the machine is than before, by the floor.
+func (o operations) drift(before operations) float64 {
+	return float64(o.floor.percentile(50)) / float64(before.floor.percentile(50))
 }
 
 // timed appends how long an operation took.
@@ -268,24 +276,34 @@ func (b *bench) together(ctx context.Context, claims []*drapb.Claim, rounds int)
 		}
 		for _, step := range []struct {
 			to  *samples
-			run func(context.Context, *workload.Plugin, *drapb.Claim) error
+			run operation
 		}{{&o.floor, b.floorOf}, {&o.prepare, prepare}, {&o.unprepare, unprepare}} {
-			took := make([]samples, len(claims))
-			errs := make([]error, len(claims))
-			var wg sync.WaitGroup
-			for i, claim := range claims {
-				wg.Go(func() { errs[i] = timed(&took[i], func() error { return step.run(ctx, b.plugin, claim) }) })
-			}
-			wg.Wait()
-			if err := errors.Join(errs...); err != nil {
+			took, err := b.each(ctx, claims, step.run)
+			if err != nil {
 				return o, err
 			}
-			for _, t := range took {
-				*step.to = append(*step.to, t...)
-			}
+			*step.to = append(*step.to, took...)
 		}
 	}
 	return o, nil
+}
+
+// operation is one that is measured.
+type operation func(context.Context, *workload.Plugin, *drapb.Claim) error
+
+// each runs an operation on all claims at once, and returns how long each took.
+func (b *bench) each(ctx context.Context, claims []*drapb.Claim, run operation) (samples, error) {
+	took, errs := make(samples, len(claims)), make([]error, len(claims))
+	var wg sync.WaitGroup
+	for i, c := range claims {
+		wg.Go(func() {
+			start := time.Now()
+			errs[i] = run(ctx, b.plugin, c)
+			took[i] = time.Since(start)
+		})
+	}
+	wg.Wait()
+	return took, errors.Join(errs...)
 }
 
 // load prepares claims that stay.

@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -66,7 +64,7 @@ func (b *bench) measureModes(ctx context.Context, r *report) error {
 		{"A100 with 5 s of reset: label back to whole GPUs", "training", 0},
 	} {
 		start := time.Now()
-		if err := m.label(ctx, step.policy); err != nil {
+		if err := (workload.Client{Kube: m.client}).LabelNode(ctx, modeNode, v1alpha1.PolicyLabel, &step.policy); err != nil {
 			return err
 		}
 		var took time.Duration
@@ -103,33 +101,16 @@ func (m *modeBench) start(ctx context.Context) error {
 			return err
 		}
 	}
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: modeNode, Labels: map[string]string{v1alpha1.PolicyLabel: "training"}}}
-	object.Spec.Unschedulable = true
-	if _, err := m.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create node %s: %w", modeNode, err)
-	}
-	m.node = node.Attach(node.Options{Cluster: m.cluster, Bin: filepath.Join(m.source, "bin"), NodeName: modeNode, Dir: dir, Quiet: true,
-		Flags: []string{"--policy", policies}})
-	for _, args := range [][]string{
-		{"create", "--node", "dgx-a100", "--first-minor", "8"}, {"fault", "--slow", modeReset.String(), "gpuReset"},
-	} {
-		if _, err := m.node.Sim(ctx, args...); err != nil {
-			return err
-		}
-	}
-	if err := m.node.Start(ctx); err != nil {
-		return err
-	}
-	if err := m.node.WaitReady(ctx); err != nil {
+	m.node, m.plugin, err = m.startNode(ctx, map[string]string{v1alpha1.PolicyLabel: "training"},
+		node.Options{Bin: filepath.Join(m.source, "bin"), NodeName: modeNode, Dir: dir, Flags: []string{"--policy", policies}},
+		[]string{"create", "--node", "dgx-a100", "--first-minor", "8"}, []string{"fault", "--slow", modeReset.String(), "gpuReset"})
+	if err != nil {
 		return err
 	}
 	for !m.offers(ctx, 0) {
 		if ctx.Err() != nil {
 			return fmt.Errorf("wait for the GPUs of %s: %w", modeNode, ctx.Err())
 		}
-	}
-	if m.plugin, err = workload.Dial(m.node.Socket()); err != nil {
-		return err
 	}
 	return m.allocate(ctx)
 }
@@ -142,8 +123,7 @@ func (m *modeBench) allocate(ctx context.Context) error {
 	}
 	for _, d := range devices {
 		if index := d.Attributes["index"].IntValue; index != nil && *index == 3 {
-			client := workload.Client{Cluster: m.cluster, Kube: m.client}
-			m.claim, err = client.Allocate(ctx, namespace, "modes", workload.OneGPU(modeNode, d.Name, false))
+			m.claim, err = m.bench.allocate(ctx, "modes", workload.OneGPU(modeNode, d.Name, false))
 			return err
 		}
 	}
@@ -194,16 +174,6 @@ func (m *modeBench) prepared(ctx context.Context, goOn func() bool) (samples, er
 		}
 	}
 	return took, nil
-}
-
-// label sets the label that selects the node's policy.
-func (m *modeBench) label(ctx context.Context, policy string) error {
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, v1alpha1.PolicyLabel, policy)
-	_, err := m.client.CoreV1().Nodes().Patch(ctx, modeNode, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		return fmt.Errorf("label node %s: %w", modeNode, err)
-	}
-	return nil
 }
 
 // writePolicy writes a policy of a node, in YAML.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -15,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -31,12 +29,10 @@ const (
 
 // sortDevices keeps the whole GPUs and the smallest partitions that the node publishes.
 func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
-	uuids := map[string]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
 			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
 				b.devices = append(b.devices, d.Name)
-				uuids[d.Name] = *d.Attributes["uuid"].StringValue
 			}
 		}
 	}
@@ -45,7 +41,6 @@ func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
 	if len(b.devices) != 8 || len(b.partitions) != 8 {
 		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(b.partitions))
 	}
-	b.firstUUID = uuids[b.devices[0]]
 	return nil
 }
 
@@ -142,42 +137,29 @@ func (b partitionBench) allPrepared(ctx context.Context, claims []*drapb.Claim, 
 	var took samples
 	for range rounds {
 		start := time.Now()
-		if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+		if _, err := b.each(ctx, claims, prepare); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(start))
-		if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+		if _, err := b.each(ctx, claims, unprepare); err != nil {
 			return nil, err
 		}
 	}
 	return took, nil
 }
 
-// each runs an operation on all claims at once.
-func each(claims []*drapb.Claim, run func(*drapb.Claim) error) error {
-	errs := make(chan error, len(claims))
-	for _, c := range claims {
-		go func() { errs <- run(c) }()
-	}
-	var all []error
-	for range claims {
-		all = append(all, <-errs)
-	}
-	return errors.Join(all...)
-}
-
 // measureAll fills all GPUs with the smallest partitions and empties them again.
 func (b partitionBench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim) error {
-	start := time.Now()
-	if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
-		return err
+	for _, step := range []struct {
+		done string
+		run  operation
+	}{{"created", prepare}, {"destroyed", unprepare}} {
+		start := time.Now()
+		if _, err := b.each(ctx, claims, step.run); err != nil {
+			return err
+		}
+		r.add(result{Name: fmt.Sprintf("%d partitions at once: all %s", len(claims), step.done), Value: millis(time.Since(start)), Unit: "ms"})
 	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all created", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
-	start = time.Now()
-	if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
-		return err
-	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all destroyed", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
 	return nil
 }
 
@@ -186,16 +168,13 @@ func (b partitionBench) measureCalls(ctx context.Context, r *report, claim *drap
 	for _, step := range []struct {
 		name  string
 		limit float64
-		run   func() error
-	}{
-		{"partition: NVML calls of prepare", prepareCalls, func() error { return prepare(ctx, b.plugin, claim) }},
-		{"partition: NVML calls of unprepare", unprepareCalls, func() error { return unprepare(ctx, b.plugin, claim) }},
-	} {
+		run   operation
+	}{{"partition: NVML calls of prepare", prepareCalls, prepare}, {"partition: NVML calls of unprepare", unprepareCalls, unprepare}} {
 		before, err := b.calls()
 		if err != nil {
 			return err
 		}
-		if err := step.run(); err != nil {
+		if err := step.run(ctx, b.plugin, claim); err != nil {
 			return err
 		}
 		after, err := b.calls()
@@ -220,22 +199,4 @@ func (b partitionBench) calls() (int, error) {
 		}
 	}
 	return n, nil
-}
-
-// Seeds and requests of the packing traces, and the share of the peer's rejections that is to be undercut, in percent.
-const (
-	packingSeeds    = 6
-	packingRequests = 1000
-	packingLimit    = 95
-)
-
-// measurePacking replays traces through the scheduler's allocator, with Cleave's order of devices and the peer's.
-func measurePacking(ctx context.Context, source string, r *report) error {
-	comparison, err := packing.Measure(ctx, source, packingSeeds, packingRequests)
-	if err != nil {
-		return fmt.Errorf("compare the order of devices with the peer's: %w", err)
-	}
-	r.add(result{Name: "rejected slices against the peer's order", Value: 100 * comparison.Ratio(), Limit: packingLimit,
-		Unit: "%", Rule: "e2e/packing"})
-	return nil
 }

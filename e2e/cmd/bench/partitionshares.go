@@ -69,9 +69,8 @@ func (b partitionShareBench) restart(ctx context.Context, flags ...string) error
 }
 
 func (b partitionShareBench) share(ctx context.Context, name string) (*drapb.Claim, error) {
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30, gpu.CapacityCores: 10}
-	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), b.devices[0]+sharedPartition+"-mps", amounts))
+	return b.allocate(ctx, name, workload.OneShare(b.cluster.NodeName(), b.devices[0]+sharedPartition+"-mps", amounts))
 }
 
 // measureFirst compares the first share of a partition with what it is made of: the partition, and the first share of a GPU,
@@ -122,11 +121,6 @@ func (b partitionShareBench) measureFurther(ctx context.Context, r *report) erro
 	if err != nil {
 		return err
 	}
-	own := millis(o.floor.percentile(50))
-	r.add(result{Name: "partition share: prepare p50", Value: millis(o.prepare.percentile(50)), Limit: 2 * own, Unit: "ms",
-		Rule: "2 x floor alongside it"})
-	r.add(result{Name: "partition share: prepare p99", Value: millis(o.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: "partition share: unprepare p50", Value: millis(o.unprepare.percentile(50)), Limit: 2 * own, Unit: "ms",
-		Rule: "2 x floor alongside it"})
+	r.addSingles("partition share: ", o, 2*millis(o.floor.percentile(50)), "2 x floor alongside it")
 	return unprepare(ctx, b.plugin, first)
 }

@@ -44,8 +44,7 @@ func (b *podClaims) make(ctx context.Context, name, device string) error {
 	if err != nil {
 		return fmt.Errorf("create a pod: %w", err)
 	}
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
-	claim, err := client.Allocate(ctx, namespace, name, workload.OneGPU(cmp.Or(b.pool, b.cluster.NodeName()), device, false))
+	claim, err := b.allocate(ctx, name, workload.OneGPU(cmp.Or(b.pool, b.cluster.NodeName()), device, false))
 	if err != nil {
 		return err
 	}

@@ -45,16 +45,14 @@ func (b *processBench) measure(ctx context.Context, r *report) (err error) {
 	if err != nil {
 		return err
 	}
-	drift := float64(many.floor.percentile(50)) / float64(few.floor.percentile(50))
 	name := fmt.Sprintf("claim of a pod, %d more processes: ", moreProcesses)
-	r.add(result{Name: name + "unprepare p50", Value: millis(many.unprepare.percentile(50)),
-		Limit: 1.3 * drift * millis(few.unprepare.percentile(50)), Unit: "ms", Rule: "1.3 x without them, by the floor"})
+	r.addDrifted(name+"unprepare p50", many.unprepare, few.unprepare, many.drift(few), "1.3 x without them, by the floor")
 	together, err := b.together(ctx, b.claims, b.rounds/2)
 	if err != nil {
 		return err
 	}
 	r.add(result{Name: "claim of a pod: 8 at once: unprepare p99", Value: millis(fewTogether.unprepare.percentile(99)), Unit: "ms"})
-	drift = float64(together.alone.percentile(50)) / float64(fewTogether.alone.percentile(50))
+	drift := float64(together.alone.percentile(50)) / float64(fewTogether.alone.percentile(50))
 	r.add(result{Name: name + "8 at once: unprepare p99", Value: millis(together.unprepare.percentile(99)),
 		Limit: 2 * drift * millis(fewTogether.unprepare.percentile(99)), Unit: "ms", Rule: "2 x without them, by the floor"})
 	return b.measureTable(ctx, r)

@@ -30,6 +30,19 @@ type report struct {
 
 func (r *report) add(res result) { r.Results = append(r.Results, res) }
 
+// addSingles adds single operations; their medians have a limit.
+func (r *report) addSingles(prefix string, o operations, limit float64, rule string) {
+	r.add(result{Name: prefix + "prepare p50", Value: millis(o.prepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
+	r.add(result{Name: prefix + "prepare p99", Value: millis(o.prepare.percentile(99)), Unit: "ms"})
+	r.add(result{Name: prefix + "unprepare p50", Value: millis(o.unprepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
+	r.add(result{Name: prefix + "unprepare p99", Value: millis(o.unprepare.percentile(99)), Unit: "ms"})
+}
+
+// addDrifted adds a median that may be 1.3 times that of before, on a machine that may be slower or faster by now.
+func (r *report) addDrifted(name string, now, before samples, drift float64, rule string) {
+	r.add(result{Name: name, Value: millis(now.percentile(50)), Limit: 1.3 * drift * millis(before.percentile(50)), Unit: "ms", Rule: rule})
+}
+
 // millis turns a duration into what the table shows.
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 

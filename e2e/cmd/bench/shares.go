@@ -25,8 +25,7 @@ func (b shareBench) create(ctx context.Context, name, device string, kind gpu.Sh
 	if kind == gpu.MPS {
 		amounts[gpu.CapacityCores] = 2
 	}
-	client := workload.Client{Cluster: b.cluster, Kube: b.client}
-	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
+	return b.allocate(ctx, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
 }
 
 // measure measures shares of one GPU: by time slices, and by an MPS server that runs already.
@@ -64,12 +63,7 @@ func (b shareBench) measureKind(ctx context.Context, r *report, kind gpu.Share, 
 	if err != nil {
 		return err
 	}
-	own := millis(idle.floor.percentile(50))
-	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms",
-		Rule: fmt.Sprintf("%g x floor alongside it", times)})
-	r.add(result{Name: string(kind) + " share: prepare p99", Value: millis(idle.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms",
-		Rule: fmt.Sprintf("%g x floor alongside it", times)})
+	r.addSingles(string(kind)+" share: ", idle, times*millis(idle.floor.percentile(50)), fmt.Sprintf("%g x floor alongside it", times))
 	for _, c := range others {
 		if err := prepare(ctx, b.plugin, c); err != nil {
 			return err
@@ -79,8 +73,8 @@ func (b shareBench) measureKind(ctx context.Context, r *report, kind gpu.Share, 
 	if err != nil {
 		return err
 	}
-	drift := float64(loaded.floor.percentile(50)) / float64(idle.floor.percentile(50))
-	r.add(result{Name: fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), Value: millis(loaded.prepare.percentile(50)),
-		Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
-	return each(all, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) })
+	r.addDrifted(fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), loaded.prepare, idle.prepare, loaded.drift(idle),
+		"1.3 x with none, by the floor")
+	_, err = b.each(ctx, all, unprepare)
+	return err
 }

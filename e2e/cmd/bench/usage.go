@@ -15,11 +15,10 @@ import (
 	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
@@ -43,7 +42,6 @@ const (
 	usageIdle, usageEvery, usageTime = 30 * time.Second, 250 * time.Millisecond, time.Minute
 	// What looks at the default interval may cost: the time of Prepare, and memory in MB.
 	usageTimes, usageMemory = 1.05, 4
-	tick                    = 10 // milliseconds of CPU time
 )
 
 // usageNode is a node whose plugin looks so often.
@@ -107,7 +105,7 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 	if err := pause(ctx, usageSettles); err != nil {
 		return err
 	}
-	before := make([]int, len(b.nodes))
+	before := make([]time.Duration, len(b.nodes))
 	for _, n := range b.nodes {
 		if err := n.checkFigures(ctx); err != nil {
 			return fmt.Errorf("%s: %w", n.name, err)
@@ -116,13 +114,13 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 	began := time.Now()
 	for i, n := range b.nodes {
 		var err error
-		if before[i], err = ticksOf(n.node.PID()); err != nil {
+		if before[i], err = process.ProcessorTime(n.node.PID()); err != nil {
 			return err
 		}
 	}
 	for time.Since(began) < usageIdle {
 		for _, n := range b.nodes {
-			memory, err := memoryOf(n.node.PID(), "RssAnon")
+			memory, err := process.Memory(n.node.PID(), "RssAnon")
 			if err != nil {
 				return err
 			}
@@ -133,11 +131,11 @@ func (b *usageBench) measureIdle(ctx context.Context) error {
 		}
 	}
 	for i, n := range b.nodes {
-		used, err := ticksOf(n.node.PID())
+		used, err := process.ProcessorTime(n.node.PID())
 		if err != nil {
 			return err
 		}
-		n.cpu = float64(tick*(used-before[i])) / time.Since(began).Seconds()
+		n.cpu = millis(used-before[i]) / time.Since(began).Seconds()
 	}
 	return nil
 }
@@ -179,43 +177,22 @@ func (b *usageBench) clear() error {
 	return errors.Join(errs...)
 }
 
-// start starts the plugin of a node, whose GPUs have device nodes from a minor number on.
+// start starts the plugin of a node, whose GPUs have device nodes from a minor number on, and waits until it is published.
 func (n *usageNode) start(ctx context.Context, minor int) error {
 	dir, err := n.cluster.GuestDir(n.pool)
 	if err != nil {
 		return err
 	}
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.pool}, Spec: corev1.NodeSpec{Unschedulable: true}}
-	if _, err := n.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create node %s: %w", n.pool, err)
-	}
-	n.node = node.Attach(node.Options{Cluster: n.cluster, Bin: n.bin, NodeName: n.pool, Dir: dir, Quiet: true,
-		Flags: []string{"--usage-every", n.every}})
-	if _, err := n.node.Sim(ctx, "create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)); err != nil {
+	n.node, n.plugin, err = n.startNode(ctx, nil,
+		node.Options{Bin: n.bin, NodeName: n.pool, Dir: dir, Flags: []string{"--usage-every", n.every}},
+		[]string{"create", "--node", "hgx-h100", "--seed", n.pool, "--first-minor", strconv.Itoa(minor)})
+	if err != nil {
 		return err
 	}
-	if err := n.node.Start(ctx); err != nil {
-		return err
-	}
-	if err := n.ready(ctx); err != nil {
-		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.node.LogTail(5))
-	}
-	return nil
-}
-
-// ready waits until the plugin is, and has published its node.
-func (n *usageNode) ready(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := n.node.WaitReady(ctx); err != nil {
-		return err
-	}
-	if n.plugin, err = workload.Dial(n.node.Socket()); err != nil {
-		return err
-	}
-	list := &resourceapi.ResourceSliceList{}
-	return workload.Until(ctx, "the slices of "+n.pool, func(ctx context.Context) (_ bool, _ string, err error) {
-		list, err = n.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.pool})
+	return workload.Until(ctx, "the slices of "+n.pool, func(ctx context.Context) (bool, string, error) {
+		list, err := n.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.pool})
 		if err != nil {
 			return false, "", err
 		}
