@@ -122,7 +122,7 @@ func installedWith(t *testing.T, ctx context.Context, values string) {
 
 // policiesAreTyped checks that the API server found nothing to object to in the CEL of the policies.
 func policiesAreTyped(t *testing.T, ctx context.Context) {
-	for _, name := range []string{"cleave-resourceslices", "cleave-claim-status", "cleave-claims", "cleave-claim-warnings", "cleave-pod-warnings"} {
+	for _, name := range []string{"cleave-resourceslices", "cleave-claim-status", "cleave-claims", "cleave-claim-warnings", "cleave-pod-warnings", "cleave-mps-warnings"} {
 		must(t, workload.Until(ctx, "the check of policy "+name, func(ctx context.Context) (bool, string, error) {
 			p, err := env.kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
 			if err != nil || p.Status.TypeChecking == nil {

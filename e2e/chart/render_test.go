@@ -266,9 +266,9 @@ func TestRender_Disabled(t *testing.T) {
 		"admission": {values: matrix["no admission"], gone: []string{
 			"ValidatingAdmissionPolicy cleave-resourceslices", "ValidatingAdmissionPolicyBinding cleave-resourceslices",
 			"ValidatingAdmissionPolicy cleave-claim-status", "ValidatingAdmissionPolicy cleave-claims",
-			"ValidatingAdmissionPolicy cleave-claim-warnings", "ValidatingAdmissionPolicyBinding cleave-pod-warnings",
+			"ValidatingAdmissionPolicy cleave-claim-warnings", "ValidatingAdmissionPolicyBinding cleave-pod-warnings", "ValidatingAdmissionPolicy cleave-mps-warnings",
 		}},
-		"classes": {values: matrix["no classes"], gone: []string{"DeviceClass gpu.cleave.dev", "DeviceClass mig-1g.10gb.cleave.dev", "Pod cleave-test", "ResourceClaimTemplate cleave-test"}},
+		"classes": {values: matrix["no classes"], gone: []string{"DeviceClass gpu.cleave.dev", "DeviceClass mig-1g.10gb.cleave.dev", "Pod cleave-test", "ResourceClaimTemplate cleave-test", "ValidatingAdmissionPolicyBinding cleave-mps-warnings"}},
 		"boards": {values: matrix["other resources"], gone: []string{"DeviceClass mig-1g.10gb.cleave.dev", "DeviceClass mig-1g.6gb.me.cleave.dev"},
 			stays: []string{"DeviceClass mig-1g.6gb.cleave.dev", "DeviceClass mig-2g.12gb.me.cleave.dev", "DeviceClass gpu.cleave.dev"}},
 		"service": {values: matrix["metrics"], gone: []string{"Service cleave-metrics"}, stays: []string{"PodMonitor cleave-plugin", "ConfigMap cleave-dashboard", "PrometheusRule cleave"}},

@@ -5,8 +5,12 @@ package scheduling
 // Words that several have.
 const (
 	mps    = "mps.cleave.dev"
+	wasted = "its CUDA programs find only the device of one MPS server, and the rest is wasted. Give each a container of its own"
 	denied = "ValidatingAdmissionPolicy 'cleave-claims' with binding 'cleave-claims' denied request"
 )
+
+// shareAndGPU are requests for an MPS share and a whole GPU.
+const shareAndGPU = "requests: [{name: share, exactly: {deviceClassName: mps.cleave.dev}}, {name: whole, exactly: {deviceClassName: gpu.cleave.dev}}]"
 
 // fine is validate's answer where a file does not show the mistake.
 var fine = ok(": ok: ")
@@ -99,4 +103,10 @@ var mistakes = []mistake{
 	{"two time-sliced shares for one container", limits("nvidia.com/gpu.shared: 2"), ok("container c asks for several time-sliced shares: it gets one of each of as many GPUs, not more of one"),
 		ok("note: ", "container c asks for 2 of nvidia.com/gpu.shared: it gets one share of each of 2 GPUs, not more of one"), answer{},
 		ok("Container c asks for 2 of nvidia.com/gpu.shared: it gets one share of each of 2 GPUs, not more of one")},
+	{"an MPS share and a GPU for one container", asks(shareAndGPU), ok(), // TestMistakes_MPS has the template stored
+		ok("note: ", `container c gets an MPS share (request "share" of claim "gpu") and other devices (request "whole" of claim "gpu"): `+wasted+", which names its request in resources.claims"), answer{},
+		ok(`Container c gets an MPS share (request "share" of claim "gpu") and other devices (request "whole" of claim "gpu"): ` + wasted)},
+	{"two MPS shares for one container", limits("deviceclass.resource.kubernetes.io/mps.cleave.dev: 2"), ok("container c asks for an MPS share and for more: its CUDA programs find only the device of one MPS server, and the rest is wasted"),
+		ok("note: ", "container c gets several MPS shares (2 of deviceclass.resource.kubernetes.io/mps.cleave.dev)"), answer{},
+		ok("Container c gets several MPS shares (2 of deviceclass.resource.kubernetes.io/mps.cleave.dev)")},
 }

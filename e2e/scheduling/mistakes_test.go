@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -192,6 +193,24 @@ func (b *mistakesBed) server(t *testing.T, manifest string) answer {
 		}
 	}
 	return a
+}
+
+// What a container gets beside an MPS share is known once the template of its claim is stored: then the author of the pod is warned. Two
+// containers with a request each are not.
+func TestMistakes_MPS(t *testing.T) {
+	b := newMistakesBed(t)
+	stored := &resourceapi.ResourceClaimTemplate{}
+	must(t, yaml.UnmarshalStrict([]byte(strings.TrimPrefix(template(shareAndGPU), "---\n")), stored))
+	_, err := b.kube.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), stored, metav1.CreateOptions{})
+	must(t, err)
+	both := pod(uses, claims)
+	must(t, workload.Until(t.Context(), "the policy to know the template", func(context.Context) (bool, string, error) {
+		said := b.server(t, both)
+		return len(said.words) > 0, fmt.Sprint(said), nil
+	}))
+	b.server(t, both).want(t, "the API server", ok("container c gets an MPS share and other devices of ResourceClaimTemplate t: "+wasted+", which names its request in resources.claims"))
+	apart := "  containers: [{name: c, image: i, resources: {claims: [{name: gpu, request: share}]}}, {name: d, image: i, resources: {claims: [{name: gpu, request: whole}]}}]\n"
+	b.server(t, pod(apart, claims)).want(t, "the API server", ok())
 }
 
 // A claim that a user deletes while a pod has it stays until the pod has ended: kubectl delete waits, and says nothing.

@@ -73,7 +73,7 @@ func compiled(t *testing.T, document string) claimPolicy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := plugincel.OptionalVariableDeclarations{HasAuthorizer: true}
+	options := plugincel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: policy.Spec.ParamKind != nil}
 	for _, v := range policy.Spec.Variables {
 		if r := compiler.CompileAndStoreVariable(&expression{v.Name, v.Expression, celgo.AnyType}, options, environment.NewExpressions); r.Error != nil {
 			t.Fatalf("variable %s: %v", v.Name, r.Error)

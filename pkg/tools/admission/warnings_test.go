@@ -13,7 +13,9 @@ import (
 
 	"github.com/google/cel-go/common/types"
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/apis/cel"
 	"sigs.k8s.io/yaml"
@@ -25,6 +27,12 @@ import (
 
 // said is what a policy says of an object that is created, or updated. An expression that fails is an error.
 func said(t *testing.T, policy claimPolicy, text, before string) []string {
+	t.Helper()
+	return saidWith(t, policy, nil, text, before)
+}
+
+// saidWith is what a policy with parameters says.
+func saidWith(t *testing.T, policy claimPolicy, params runtime.Object, text, before string) []string {
 	t.Helper()
 	read := func(text string) *unstructured.Unstructured {
 		u := &unstructured.Unstructured{}
@@ -39,7 +47,7 @@ func said(t *testing.T, policy claimPolicy, text, before string) []string {
 		attributes, request = requestOf(object.GroupVersionKind(), object.GetName(), object, read(before))
 	}
 	evaluate := func(all plugincel.ConditionEvaluator) (values []any) {
-		results, _, err := all.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
+		results, _, err := all.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{VersionedParams: params}, nil, cel.RuntimeCELCostBudget)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,6 +87,8 @@ func TestPolicy_PodWarnings(t *testing.T) {
 	const claims = "resourceClaims: [{name: gpu, resourceClaimTemplateName: t}, {name: nic, resourceClaimName: n}]"
 	const unused = " in resources.claims: if it is for GPUs, they are allocated, and no container gets them"
 	const twice = " names a claim and asks for an extended resource for GPUs: if the claim is for GPUs, too, it gets the devices of both. Remove one of them"
+	const mps = "deviceclass.resource.kubernetes.io/mps.cleave.dev"
+	const wasted = " asks for an MPS share and for more: its CUDA programs find only the device of one MPS server, and the rest is wasted. Ask for one share, or give each a container of its own"
 	for name, tt := range map[string]struct {
 		spec string
 		want []string
@@ -95,6 +105,9 @@ func TestPolicy_PodWarnings(t *testing.T) {
 		"a misspelled profile": {"{containers: [{name: a, resources: {limits: {nvidia.com/mig-1g.10g: 1}}}, {name: b, resources: {limits: {nvidia.com/mig-1g.10gb.me: 1}}}]}", []string{
 			"this release of Cleave has no class for nvidia.com/mig-1g.10g: unless a class of yours or a device plugin serves it, the pod waits. See kubectl get deviceclasses -o wide"}},
 		"a share":        {"{containers: [{name: a, resources: {limits: {nvidia.com/gpu.shared: 1, nvidia.com/gpu: 2}}}]}", nil},
+		"MPS":            {"{containers: [{name: a, resources: {limits: {" + mps + ": 1}}}, {name: b, resources: {limits: {" + mps + ": '1', nvidia.com/gpu: 0, deviceclass.resource.kubernetes.io/nic.example.com: 1}}}]}", nil},
+		"MPS and a GPU":  {"{containers: [{name: a, resources: {limits: {" + mps + ": 1, nvidia.com/gpu: 1}}}, {name: b, resources: {limits: {nvidia.com/gpu: 2}}}]}", []string{"container a" + wasted}},
+		"two of MPS":     {"{containers: [{name: a}], initContainers: [{name: i, resources: {limits: {" + mps + ": '2'}}}, {name: j, resources: {limits: {" + mps + ": 1, deviceclass.resource.kubernetes.io/mig-mps.cleave.dev: 1}}}]}", []string{"container i, j" + wasted}},
 		"several shares": {"{containers: [{name: a, resources: {limits: {nvidia.com/gpu.shared: '2'}}}]}", []string{"container a asks for several time-sliced shares: it gets one of each of as many GPUs, not more of one. Ask for 1, or for whole GPUs"}},
 	} {
 		for _, kind := range []string{"v1 Pod", "apps/v1 Deployment", "apps/v1 StatefulSet", "apps/v1 DaemonSet", "batch/v1 Job", "batch/v1 CronJob"} {
@@ -121,6 +134,78 @@ func TestPolicy_LargePod(t *testing.T) {
 	spec := "{containers: [" + strings.Join(containers, ", ") + "], resourceClaims: [" + strings.Join(claims, ", ") + "]}"
 	if got := said(t, policyOf(t, "cleave-pod-warnings"), workload("apps/v1 Deployment", spec), ""); len(got) != 2 {
 		t.Errorf("got %q", got)
+	}
+}
+
+// Beside an MPS share the rest of a container's devices is wasted. The policy is asked once for each template of the namespace.
+func TestPolicy_MPSWarnings(t *testing.T) {
+	policy := policyOf(t, "cleave-mps-warnings")
+	request := func(name, class string) string {
+		return "{name: " + name + ", exactly: {deviceClassName: " + class + "}}"
+	}
+	share, gpu := request("s", "mps.cleave.dev"), request("g", "gpu.cleave.dev")
+	const (
+		refs  = "resourceClaims: [{name: x, resourceClaimTemplateName: t}, {name: w, resourceClaimTemplateName: t}, {name: z, resourceClaimTemplateName: u}]"
+		finds = "its CUDA programs find only the device of one MPS server, and the rest is wasted. Give each a container of its own"
+		gets  = " an MPS share and other devices of ResourceClaimTemplate t: " + finds + ", which names its request in resources.claims"
+		other = " an MPS share of ResourceClaimTemplate t and names other claims: if those are for GPUs, too, " + finds
+	)
+	claims := func(container, uses string) string {
+		return "{name: " + container + ", resources: {claims: [" + uses + "]}}"
+	}
+	for name, tt := range map[string]struct {
+		requests   string
+		containers string
+		want       []string
+	}{
+		"nothing":                 {"", claims("a", "{name: x}, {name: w}"), nil},
+		"a share":                 {share, claims("a", "{name: x}") + ", {name: b}", nil},
+		"a GPU":                   {gpu, claims("a", "{name: x}, {name: w}, {name: z}"), nil},
+		"another template's":      {share + ", " + gpu, claims("a", "{name: z}"), nil},
+		"apart":                   {share + ", " + gpu, claims("a", "{name: x, request: s}") + ", " + claims("b", "{name: x, request: g}"), nil},
+		"shares apart":            {share, claims("a", "{name: x}") + ", " + claims("b", "{name: w}"), nil},
+		"a network card":          {share + ", " + request("n", "nic.example.com"), claims("a", "{name: x}"), nil},
+		"a view of all":           {share + ", {name: g, exactly: {deviceClassName: gpu.cleave.dev, adminAccess: true, allocationMode: All}}", claims("a", "{name: x}"), nil},
+		"a whole claim":           {share + ", " + gpu, claims("a", "{name: x}") + ", " + claims("b", "{name: x, request: g}"), []string{"container a gets" + gets}},
+		"two requests":            {share + ", " + gpu, claims("a", "{name: x, request: s}, {name: x, request: g}"), []string{"container a gets" + gets}},
+		"two shares":              {share + ", " + request("o", "mig-mps.cleave.dev"), claims("a", "{name: x}"), []string{"container a gets" + gets}},
+		"two claims":              {share, claims("a", "{name: x}, {name: w}"), []string{"container a gets" + gets}},
+		"perhaps":                 {"{name: f, firstAvailable: [{name: p, deviceClassName: mig.cleave.dev}, {name: s, deviceClassName: mps.cleave.dev}]}, " + gpu, claims("a", "{name: x}"), []string{"container a may get" + gets}},
+		"one or the other":        {"{name: f, firstAvailable: [{name: p, deviceClassName: mig.cleave.dev}, {name: s, deviceClassName: mps.cleave.dev}]}", claims("a", "{name: x}"), nil},
+		"another claim":           {share, claims("a", "{name: x}, {name: z}"), []string{"container a gets" + other}},
+		"another claim, no share": {share + ", " + gpu, claims("a", "{name: x, request: g}, {name: z}"), nil},
+	} {
+		template := &resourceapi.ResourceClaimTemplate{}
+		if err := yaml.UnmarshalStrict([]byte("{metadata: {name: t}, spec: {spec: {devices: {requests: ["+tt.requests+"]}}}}"), template); err != nil {
+			t.Fatal(err)
+		}
+		for _, list := range []string{"containers: [%s]", "containers: [{name: main}], initContainers: [%s]"} {
+			for _, kind := range []string{"v1 Pod", "apps/v1 Deployment", "batch/v1 CronJob"} {
+				object := workload(kind, "{"+fmt.Sprintf(list, tt.containers)+", "+refs+"}")
+				if diff := cmp.Diff(tt.want, saidWith(t, policy, template, object, "")); diff != "" {
+					t.Errorf("%s of a %s, %s (-want +got):\n%s", name, kind, list, diff)
+				}
+				if got := saidWith(t, policy, template, object, object); got != nil {
+					t.Errorf("%s of a %s, whose spec does not change: %q", name, kind, got)
+				}
+			}
+		}
+	}
+	var requests, uses, claimRefs []string
+	for i := range 32 {
+		requests = append(requests, fmt.Sprintf("{name: r%d, firstAvailable: [%s{name: z, deviceClassName: mps.cleave.dev}]}", i, strings.Repeat("{name: a, deviceClassName: gpu.cleave.dev}, ", 7)))
+		uses = append(uses, fmt.Sprintf("{name: c%d}", 200+i))
+	}
+	for i := range 256 {
+		claimRefs = append(claimRefs, fmt.Sprintf("{name: c%d, resourceClaimTemplateName: t}", i))
+	}
+	largest := &resourceapi.ResourceClaimTemplate{}
+	if err := yaml.UnmarshalStrict([]byte("{metadata: {name: t}, spec: {spec: {devices: {requests: ["+strings.Join(requests, ", ")+"]}}}}"), largest); err != nil {
+		t.Fatal(err)
+	}
+	spec := "{containers: [" + strings.Repeat(claims("a", strings.Join(uses, ", "))+", ", 20) + "], resourceClaims: [" + strings.Join(claimRefs, ", ") + "]}"
+	if got := saidWith(t, policy, largest, workload("v1 Pod", spec), ""); len(got) != 1 {
+		t.Errorf("a large pod of a large template: %q", got)
 	}
 }
 

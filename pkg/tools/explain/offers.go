@@ -3,10 +3,14 @@
 package explain
 
 import (
+	"context"
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
+	"github.com/cleave-dra/cleave/pkg/tools/selector"
 )
 
 // tiers are the types of devices in words, in order.
@@ -44,27 +48,49 @@ func offers(kinds []string) string {
 	return strings.Join(words, ", ")
 }
 
-// kindOfClass is the type of device that the selectors of a class name; empty where they name none.
+// kindOfClass is the type of device that the selectors of a class choose, of several the first; empty where they leave it open.
 func (c *Cluster) kindOfClass(name string) string {
 	class := c.class(name)
 	if class == nil {
 		return ""
 	}
-	for _, s := range class.Spec.Selectors {
+	if kinds := kindsOf(class.Spec.Selectors, c.Driver); len(kinds) > 0 && len(kinds) < len(tiers) {
+		return kinds[0]
+	}
+	return ""
+}
+
+// kindsOf are the types of the driver's devices that selectors may choose: those that no part of them refuses. A part that looks at more
+// than the type fails here, and refuses none.
+func kindsOf(by []resourceapi.DeviceSelector, driver string) (kinds []string) {
+	var parts []*selector.Selector
+	for _, s := range by {
 		if s.CEL == nil {
 			continue
 		}
-		compiled, err := selectors.Compile(s.CEL.Expression)
+		whole, err := selectors.Compile(s.CEL.Expression)
 		if err != nil {
-			return ""
+			return nil // it chooses nothing
 		}
-		for _, t := range tiers {
-			if slices.Contains(compiled[0].Words(), t.kind) {
-				return t.kind
-			}
+		terms, err := selectors.Compile(whole[0].Terms()...)
+		if err != nil {
+			terms = whole
+		}
+		parts = append(parts, terms...)
+	}
+	for _, t := range tiers {
+		d := &resourceapi.Device{
+			AllowMultipleAllocations: new(t.kind != "gpu" && t.kind != "mig"),
+			Attributes:               map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: &t.kind}},
+		}
+		if !slices.ContainsFunc(parts, func(part *selector.Selector) bool {
+			chosen, err := selector.MatchAll(context.Background(), []*selector.Selector{part}, driver, d)
+			return err == nil && !chosen
+		}) {
+			kinds = append(kinds, t.kind)
 		}
 	}
-	return ""
+	return kinds
 }
 
 // offered is the type of device of a class of the driver; empty for other classes.

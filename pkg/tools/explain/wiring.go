@@ -25,15 +25,29 @@ type Miswiring struct {
 
 // Miswirings are those of a pod's claims for devices of the driver. Claims that are not known are passed over.
 func Miswirings(pod *corev1.Pod, in Namespace, o Objects) []Miswiring {
-	w := &wiring{pod: pod, Objects: o, containers: slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)}
+	w := &wiring{pod: pod, Objects: o, containers: slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
+		specs: map[string]*resourceapi.ResourceClaimSpec{}}
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
-		if spec := specOf(pod, ref, in); spec != nil {
+		spec := specOf(pod, ref, in)
+		if spec != nil && ref.ResourceClaimTemplateName != nil {
+			spec = spec.DeepCopy() // a claim of its own, also of a template that has others
+		}
+		if spec != nil {
+			w.specs[ref.Name] = spec
+		}
+	}
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		if spec := w.specs[ref.Name]; spec != nil {
 			w.claim(ref, spec)
 		}
 	}
 	for i := range w.containers {
 		w.several(&w.containers[i])
+		if wasted := w.wasted(&w.containers[i]); wasted != "" {
+			w.add(false, "%s", wasted)
+		}
 	}
 	return w.found
 }
@@ -54,7 +68,9 @@ type wiring struct {
 	Objects
 	pod        *corev1.Pod
 	containers []corev1.Container
-	found      []Miswiring
+	// specs are those of the pod's claims that are known, by the pod's names for them.
+	specs map[string]*resourceapi.ResourceClaimSpec
+	found []Miswiring
 }
 
 // claim looks at who uses a claim.
@@ -124,8 +140,8 @@ func (w *wiring) isOurClass(name string) bool {
 
 // twice looks for a container that names a claim, and asks for an extended resource for devices of the driver, too.
 func (w *wiring) twice(c *corev1.Container, claim string) {
-	if !slices.ContainsFunc(c.Resources.Claims, func(use corev1.ResourceClaim) bool { return use.Name == claim }) {
-		return
+	if !slices.ContainsFunc(c.Resources.Claims, func(use corev1.ResourceClaim) bool { return use.Name == claim }) || w.wasted(c) != "" {
+		return // what is wasted is said for the container
 	}
 	for _, resource := range extendedResources([]corev1.Container{*c}) {
 		if w.isOurClass(classFor(w.Classes, string(resource))) {

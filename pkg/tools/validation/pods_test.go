@@ -22,6 +22,7 @@ func TestFiles_Pods(t *testing.T) {
 	const (
 		at      = "f.yaml: Deployment team/d: spec.template.spec"
 		asks    = templateHead + "spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev}}]}}}\n---\n"
+		both    = templateHead + "spec: {spec: {devices: {requests: [{name: share, exactly: {deviceClassName: mps.cleave.dev}}, {name: whole, exactly: {deviceClassName: gpu.cleave.dev}}]}}}\n---\n"
 		claims  = "resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]"
 		uses    = "{containers: [{name: main, resources: {claims: [{name: gpu}]}}], " + claims + "}"
 		twice   = "{containers: [{name: main, resources: {claims: [{name: gpu}], limits: {nvidia.com/gpu: 1}}}], " + claims + "}"
@@ -53,6 +54,13 @@ func TestFiles_Pods(t *testing.T) {
 		"an imported class":         {claim("deviceClassName: gpu.device-plugin.cleave.dev"), checked{Checked: []string{"ResourceClaim team/c"}}},
 		"a class of NVIDIA":         {claim("deviceClassName: gpu.nvidia.com"), checked{Checked: []string{"ResourceClaim team/c"}, Notes: []string{`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: class "gpu.nvidia.com" is of NVIDIA's driver, and Cleave serves it only if it is installed so: docs/nvidia-compatible.md`}}},
 		"several shares":            {deployment(limits("nvidia.com/gpu.shared: 2")), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + ": container main asks for 2 of nvidia.com/gpu.shared: it gets one share of each of 2 GPUs, not more of one. Ask for 1, or for whole GPUs"}}},
+		"a share and a GPU": {both + deployment("{containers: [{name: main, resources: {claims: [{name: gpu}]}}], "+claims+"}"), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}, Notes: []string{
+			at + `: container main gets an MPS share (request "share" of claim "gpu") and other devices (request "whole" of claim "gpu"): its CUDA programs find only the device of one MPS server, and the rest is wasted. Give each a container of its own, which names its request in resources.claims`}}},
+		"a share and a GPU apart": {both + deployment("{containers: [{name: main, resources: {claims: [{name: gpu, request: share}]}}, {name: side, resources: {claims: [{name: gpu, request: whole}]}}], "+claims+"}"), checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d"}}},
+		"a share and a resource": {deployment(limits("nvidia.com/gpu: 1, deviceclass.resource.kubernetes.io/mps.cleave.dev: 1")), checked{Checked: []string{"Deployment team/d"}, Notes: []string{
+			at + `: container main gets an MPS share (deviceclass.resource.kubernetes.io/mps.cleave.dev) and other devices (nvidia.com/gpu): its CUDA programs find only the device of one MPS server, and the rest is wasted. Give each a container of its own`}}},
+		"a share of a class of the files": {both + deployment("{containers: [{name: main, resources: {claims: [{name: gpu, request: whole}], limits: {nvidia.com/small: 1}}}, {name: side, resources: {claims: [{name: gpu, request: share}]}}], "+claims+"}") + "---\n" + classHead + "spec: {extendedResourceName: nvidia.com/small, selectors: [{cel: {expression: \"device.driver == 'gpu.cleave.dev' && device.attributes['gpu.cleave.dev'].type == 'mps'\"}}]}\n", checked{Checked: []string{"ResourceClaimTemplate t", "Deployment team/d", "DeviceClass mine.example.com"}, Notes: []string{
+			at + `: container main gets an MPS share (nvidia.com/small) and other devices (request "whole" of claim "gpu"): its CUDA programs find only the device of one MPS server, and the rest is wasted. Give each a container of its own`}}},
 		"names that devices have": {claim(`deviceClassName: mig.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.cleave.dev"].profile == "1g.10gb" && device.capacity["gpu.cleave.dev"].memory.isGreaterThan(quantity("1Gi")) && device.attributes["resource.kubernetes.io"].pcieRoot != ""'}}], capacity: {requests: {memory: 1Gi}}`),
 			checked{Checked: []string{"ResourceClaim team/c"}}},
 		"attributes and amounts with typos": {claim(`deviceClassName: mps.cleave.dev, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].productName == "x" && device.capacity["gpu.cleave.dev"].mem.isGreaterThan(quantity("1Gi"))'}}], capacity: {requests: {core: 1}}`),
