@@ -104,8 +104,8 @@ func checkClaimEndings(c *checker, h History, ending *disturbances) []Violation 
 		if gone != nil {
 			v.Events, until = append(v.Events, *gone), gone.At
 		}
-		v.Text = fmt.Sprintf("Claim %s/%s was still there at %s. It was deleted at %s, nothing kept it from %s on, and it must be gone within %s.",
-			f.Namespace, f.Name, until, deleted.At, free, c.limits.Ending)
+		v.Text = fmt.Sprintf("Claim %s/%s was still there at %s. It was deleted at %s, nothing kept it from %s on, and it must be gone "+
+			"within %s.", f.Namespace, f.Name, until, deleted.At, free, c.limits.Ending)
 		all = append(all, v)
 	}
 	return all
