@@ -6,7 +6,7 @@ import "cmp"
 
 // Lacks says what the rules go by and a history has nothing of. In such a history Check finds nothing, whatever happened: a
 // source may have been silent, or names pods or the plugin otherwise than the others do. It expects claims of partitions and of
-// MPS shares that were prepared for containers and given back, and that were deleted.
+// MPS shares that were prepared for containers and given back.
 func Lacks(h History, limits Limits) []string {
 	program := cmp.Or(limits.Program, "cleave-node")
 	pods := map[string]bool{} // that claims are reserved for
@@ -37,7 +37,6 @@ func Lacks(h History, limits Limits) []string {
 		{"a counter set", func(fact Fact) bool { _, ok := fact.(Counters); return ok }},
 		{"a device that consumes counters", func(fact Fact) bool { f, ok := fact.(Device); return ok && f.Set != "" && len(f.Consumes) > 0 }},
 		{"a claim with devices", func(fact Fact) bool { f, ok := fact.(Claim); return ok && len(f.Devices) > 0 }},
-		{"a claim that is being deleted", func(fact Fact) bool { f, ok := fact.(Claim); return ok && f.Deleting }},
 		{"an answer to Prepare", func(fact Fact) bool { return answers(fact, Prepare) }},
 		{"an answer to Unprepare", func(fact Fact) bool { return answers(fact, Unprepare) }},
 		{"a container of a pod that has a claim", func(fact Fact) bool { f, ok := fact.(Container); return ok && pods[f.Pod] }},

@@ -9,7 +9,7 @@ import (
 )
 
 func TestLacks(t *testing.T) {
-	claims := []Event{allocated(1, "a", left), sharing(1, "b", 50), at(6, Claim{UID: "a", State: ClaimFree, Deleting: true})}
+	claims := []Event{allocated(1, "a", left), sharing(1, "b", 50)}
 	answers := append(prepare(1, 2, "a", left), prepare(1, 2, "b", shared)...)
 	containers := []Event{container(3, "a", ContainerStarted), container(4, "a", ContainerEnded)}
 	partition := []Event{created(1.5, "cleave-node", 9, 0, 1), destroyed(6, "cleave-node", 9, 0, 1)}
@@ -22,10 +22,10 @@ func TestLacks(t *testing.T) {
 	}{
 		{name: "all", events: join(claims, answers, containers, partition, exclusive, released)},
 		{name: "no API server", events: join(answers, containers, partition, exclusive, released),
-			want: []string{"a claim with devices", "a claim that is being deleted", "a container of a pod that has a claim",
+			want: []string{"a claim with devices", "a container of a pod that has a claim",
 				"a program of a pod that has a claim, with an MPS server"}},
 		{name: "claims without devices", events: join(allocated(1, "a"), answers, containers, partition, exclusive, released),
-			want: []string{"a claim with devices", "a claim that is being deleted", "a program of a pod that has a claim, with an MPS server"}},
+			want: []string{"a claim with devices", "a program of a pod that has a claim, with an MPS server"}},
 		{name: "no kubelet", events: join(claims, containers, partition, exclusive),
 			want: []string{"an answer to Prepare", "an answer to Unprepare"}},
 		{name: "refusals alone", events: join(claims, refused(1, 2, "a"), containers, partition, exclusive, released),
