@@ -17,7 +17,8 @@ type Limits struct {
 	Program string
 	// Kept are devices whose partitions may be there without a claim: the layouts of the policies that were active.
 	Kept []string
-	// Ending is how long a pod that was deleted may be there after its last container; zero for DefaultEnding. Faults count as for Release.
+	// Ending is how long a pod that was deleted may be there after its last container, and a claim that was deleted after its last pod;
+	// zero for DefaultEnding. Faults count as for Release.
 	Ending time.Duration
 	// PodsUnseen: nobody can say of what pod a process is, as pods have no control groups.
 	PodsUnseen bool
@@ -80,7 +81,7 @@ const (
 	RuleAnswer Rule = "answer"
 	// RulePublished: what a claim has allocated is published.
 	RulePublished Rule = "published"
-	// RuleEnding: a pod that was deleted is gone within a bound once its containers have ended.
+	// RuleEnding: a pod that was deleted is gone within a bound once its containers have ended, and a claim once nothing keeps it.
 	RuleEnding Rule = "ending"
 	// RuleCollision: where devices were allocated twice, the pod that cannot start goes within a bound, and none that has started.
 	RuleCollision Rule = "collision"

@@ -58,6 +58,10 @@ type Claim struct {
 	Devices   []Allocated `json:"devices,omitempty"`
 	// Pods are the UIDs of those that it is reserved for: by themselves, or by their PodGroup once they are on the node.
 	Pods []string `json:"pods,omitempty"`
+	// Deleting claims are Terminating: few are, as those of pods that have ended are mostly free before they are deleted. Held are those
+	// of them that a finalizer of others keeps, or that are reserved for something else than pods. Older histories have neither.
+	Deleting bool `json:"deleting,omitempty"`
+	Held     bool `json:"held,omitempty"`
 }
 
 // Allocated is a device that a claim was allocated.

@@ -25,7 +25,7 @@ func oneOfEach() History {
 		Withdrawn{Name: "gpu-0"},
 		Device{Name: "gpu-0-mps", Set: "gpu-0", Consumes: map[string]int64{"memory-slices": 8}, Shared: true, Capacity: map[string]int64{"shares": 4}},
 		Claim{
-			UID: "u", Namespace: "ns", Name: "c", State: ClaimAllocated, Pods: []string{"p"},
+			UID: "u", Namespace: "ns", Name: "c", State: ClaimAllocated, Pods: []string{"p"}, Deleting: true, Held: true,
 			Devices: []Allocated{{Request: "r", Device: "gpu-0-mps", Admin: true, Consumed: map[string]int64{"shares": 1}}},
 		},
 		Call{ID: "1", Method: Prepare, Claim: "u"},
@@ -81,6 +81,21 @@ func TestDecode(t *testing.T) {
 	}
 	if diff := cmp.Diff(h.Events[:len(h.Events)-1], cut.Events); diff != "" {
 		t.Errorf("history whose last line is not whole (-want +got):\n%s", diff)
+	}
+}
+
+// What was recorded before claims had all of their fields can be read.
+func TestDecode_Older(t *testing.T) {
+	const lines = `{"at":0,"wall":"2026-03-01T12:00:00Z","kind":"start","fact":{"format":1}}
+{"at":1000,"wall":"2026-03-01T12:00:00Z","kind":"claim","fact":{"uid":"u","namespace":"ns","name":"c","state":"free","pods":["p"]}}
+`
+	h, err := Decode(strings.NewReader(lines))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Claim{UID: "u", Namespace: "ns", Name: "c", State: ClaimFree, Pods: []string{"p"}}
+	if diff := cmp.Diff(Fact(want), h.Events[1].Fact); diff != "" {
+		t.Errorf("claim (-want +got):\n%s", diff)
 	}
 }
 

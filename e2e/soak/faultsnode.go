@@ -61,7 +61,8 @@ func (f nodeFaults) reloadDriver(ctx context.Context, _ Fault) (time.Time, error
 // do (history.RuleOwner), though the kubelet has its claims unprepared a minute later.
 func (f nodeFaults) hang(ctx context.Context, fault Fault) (time.Time, error) {
 	name := fmt.Sprintf("hanging-%05d", fault.Index)
-	if err := f.bed.run(ctx, f.pods, Shape{Name: "hanging", Claims: []Ask{AskSmall, AskSlice}}.manifest(name, ""), podTimeout); err != nil {
+	shape := Shape{Name: "hanging", Claims: []Ask{AskWhole, AskSmall, AskSlice}}
+	if err := f.bed.run(ctx, f.pods, shape.manifest(name, ""), podTimeout); err != nil {
 		return time.Time{}, err
 	}
 	shim, err := shimOf(name)

@@ -105,7 +105,7 @@ const (
 )
 
 // room is how much of each the pods may have at once on a node with eight H100s and the policy of a soak: two GPUs whole,
-// two for partitions, one each for the two kinds of shares and for shared partitions. One is left.
+// two for partitions, one each for the two kinds of shares and for shared partitions. One is left, for rivals and for the pods of faults.
 func room() map[resource]int {
 	return map[resource]int{wholeGPUs: 2, slicesOfGPUs: 9, timeShares: 7, mpsShares: 9, partTimeShares: 6, partMPSShares: 3}
 }

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -125,7 +126,7 @@ func (s *claimStates) used(o runtime.Object) {
 // report reports a claim if it is not known as it is.
 func (s *claimStates) report(claim *resourceapi.ResourceClaim) {
 	fact, key := s.api.claim(claim), claim.Namespace+"/"+claim.Name
-	if slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool { return c.Resource != "pods" }) {
+	if slices.ContainsFunc(claim.Status.ReservedFor, isNoPod) {
 		s.others[key] = claim
 		fact.Pods = append(fact.Pods, s.users[key]...)
 		slices.Sort(fact.Pods)
@@ -151,7 +152,7 @@ func (s *claimStates) deleted(o runtime.Object) {
 		return
 	}
 	delete(s.known, fact.UID)
-	fact.State = history.ClaimDeleted
+	fact.State, fact.Deleting, fact.Held = history.ClaimDeleted, false, false
 	s.recorder.Add(fact)
 }
 
@@ -169,13 +170,26 @@ func (a API) claim(c *resourceapi.ResourceClaim) history.Claim {
 		fact.State = history.ClaimAllocated
 	}
 	for _, p := range c.Status.ReservedFor {
-		if p.Resource == "pods" {
+		if !isNoPod(p) {
 			fact.Pods = append(fact.Pods, string(p.UID))
 		}
 	}
 	slices.Sort(fact.Pods)
+	fact.Deleting = c.DeletionTimestamp != nil
+	fact.Held = fact.Deleting && isHeld(c)
 	return fact
 }
+
+// ownFinalizers are those of Kubernetes itself, which takes them away once a claim is in use no longer. Cleave has none on claims.
+var ownFinalizers = []string{resourceapi.Finalizer, metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
+
+// isHeld reports whether the finalizer of another controller keeps a claim, or something else than a pod, of which nothing is recorded.
+func isHeld(c *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(c.Finalizers, func(name string) bool { return !slices.Contains(ownFinalizers, name) }) ||
+		slices.ContainsFunc(c.Status.ReservedFor, isNoPod)
+}
+
+func isNoPod(c resourceapi.ResourceClaimConsumerReference) bool { return c.Resource != "pods" }
 
 func allocatedOf(d resourceapi.DeviceRequestAllocationResult) history.Allocated {
 	a := history.Allocated{Request: d.Request, Device: d.Device, Admin: d.AdminAccess != nil && *d.AdminAccess}

@@ -55,3 +55,34 @@ func TestClaimStates_PodGroup(t *testing.T) {
 		claimFact("a", ""), gone(claimFact("a", "gpu-0"))}
 	checkFacts(t, r, want)
 }
+
+// Of claims that are being deleted, the history has what keeps them, and each change of that once.
+func TestClaimStates_Deleting(t *testing.T) {
+	group := resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group"}
+	deleting := func(c *resourceapi.ResourceClaim, finalizers ...string) *resourceapi.ResourceClaim {
+		c.DeletionTimestamp, c.Finalizers = new(metav1.Time), append([]string{resourceapi.Finalizer}, finalizers...)
+		return c
+	}
+	ofGroup := deleting(claimObject("b", "1", "gpu-1"))
+	ofGroup.Status.ReservedFor = append(ofGroup.Status.ReservedFor, group)
+	r := record(t, scripted(func(r *history.Recorder) {
+		s := newClaimStates(r, API{Driver: driver, Node: theNode})
+		held := claimObject("a", "1", "gpu-0", "pod-1")
+		held.Finalizers = []string{"example.com/held"}
+		s.changed(held) // which says nothing before it is deleted
+		s.changed(deleting(claimObject("a", "2", "gpu-0", "pod-1"), "example.com/held"))
+		s.changed(deleting(claimObject("a", "3", "gpu-0", "pod-1"), "example.com/other"))
+		s.changed(deleting(claimObject("a", "4", "gpu-0", "pod-1"), metav1.FinalizerDeleteDependents))
+		s.changed(deleting(claimObject("a", "5", ""), metav1.FinalizerOrphanDependents))
+		s.deleted(deleting(claimObject("a", "6", "")))
+		s.changed(ofGroup)
+		s.changed(deleting(claimObject("c", "1", ""))) // it never had a device
+	}))
+	fact := func(uid, device string, held bool, pods ...string) history.Claim {
+		c := claimFact(uid, device, pods...)
+		c.Deleting, c.Held = true, held
+		return c
+	}
+	checkFacts(t, r, []history.Fact{claimFact("a", "gpu-0", "pod-1"), fact("a", "gpu-0", true, "pod-1"), fact("a", "gpu-0", false, "pod-1"),
+		fact("a", "", false), gone(claimFact("a", "")), fact("b", "gpu-1", true)})
+}
