@@ -51,51 +51,41 @@ func TestWriteClaim_CreatesCapabilityNodes(t *testing.T) {
 	s := static(t, procfs())
 	root := t.TempDir()
 	caps := filepath.Join(root, "dev/nvidia-caps")
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	node := func(name string, major, minor uint32) {
 		t.Helper()
-		must(unix.Mknod(filepath.Join(caps, name), unix.S_IFCHR|0o444, int(unix.Mkdev(major, minor))))
+		must(t, unix.Mknod(filepath.Join(caps, name), unix.S_IFCHR|0o444, int(unix.Mkdev(major, minor))))
 	}
-	must(os.MkdirAll(caps, 0o755))
+	must(t, os.MkdirAll(caps, 0o755))
 	node("nvidia-cap84", 238, 84)
 	node("nvidia-cap696", 237, 696) // of an earlier load of the module
 	s.opts.DriverRoot, s.opts.ContainerDriverRoot = "/run/driver", root
 	var asked [][]string
 	s.opts.CreateNodes = func(_ context.Context, nodes driverroot.Nodes) error {
 		asked = append(asked, nodes.Capabilities)
-		must(os.Remove(filepath.Join(caps, "nvidia-cap696")))
+		must(t, os.Remove(filepath.Join(caps, "nvidia-cap696")))
 		node("nvidia-cap85", 238, 85)
 		node("nvidia-cap696", 238, 696)
 		node("nvidia-cap697", 238, 697)
 		return nil
 	}
 	for range 2 {
-		must(s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
+		must(t, s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
 	}
 	const dir = "driver/nvidia/capabilities/"
 	want := [][]string{{dir + "gpu0/mig/gi9/ci0/access", dir + "gpu5/mig/gi2/access", dir + "gpu5/mig/gi2/ci0/access"}}
-	if diff := cmp.Diff(want, asked); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
-	}
+	equal(t, "asked for", want, asked)
 	// Somebody removes them.
-	must(os.RemoveAll(caps))
-	must(os.MkdirAll(caps, 0o755))
+	must(t, os.RemoveAll(caps))
+	must(t, os.MkdirAll(caps, 0o755))
 	node("nvidia-cap84", 238, 84)
 	node("nvidia-cap696", 238, 696)
 	s.EnsureNodes(t.Context(), recordOf(testUID, partitions()))
 	want = append(want, []string{dir + "gpu0/mig/gi9/ci0/access", dir + "gpu5/mig/gi2/ci0/access"})
-	if diff := cmp.Diff(want, asked); diff != "" {
-		t.Errorf("asked for after that (-want +got):\n%s", diff)
-	}
+	equal(t, "asked for after that", want, asked)
 	// Other pods do not need them.
-	must(os.Remove(filepath.Join(caps, "nvidia-cap84")))
+	must(t, os.Remove(filepath.Join(caps, "nvidia-cap84")))
 	s.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("no nvidia-modprobe") }
-	must(s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
+	must(t, s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
 }
 
 // A program that hangs keeps a claim, which has GPUs locked, for seconds and the next ones not at all.
@@ -115,9 +105,7 @@ func TestWriteClaim_NodesHang(t *testing.T) {
 				time.Sleep(createPause) //nolint:forbidigo // in a bubble
 			}
 			began := time.Now()
-			if err := s.WriteClaim(t.Context(), recordOf(testUID, partitions())); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
 			if got := time.Since(began); got != want {
 				t.Errorf("attempt %d took %s, want %s", i+1, got, want)
 			}

@@ -17,8 +17,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -52,9 +50,7 @@ func static(t *testing.T, proc fs.FS) *Static {
 	t.Helper()
 	s, err := NewStatic(Options{Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/",
 		ContainerDriverRoot: "/", Procfs: proc})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.minors = map[string]int{firstGPU: 0, secondGPU: 5}
 	return s
 }
@@ -87,9 +83,7 @@ func recordOf(uid types.UID, devices []*records.Device) *records.Record {
 func checkGolden(t *testing.T, name string, data []byte) {
 	t.Helper()
 	var out bytes.Buffer
-	if err := json.Indent(&out, data, "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Indent(&out, data, "", "  "))
 	golden.Check(t, filepath.Join("testdata", name), out.String()+"\n")
 }
 
@@ -104,28 +98,17 @@ func TestClaimSession(t *testing.T) {
 		d.Session = "R.7.8"
 	}
 	devices[1].Partition.Existing = true
-	if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.WriteClaim(t.Context(), recordOf(testUID, devices)))
 	got := map[string]string{}
 	for _, d := range append(devices, &records.Device{Device: firstGPU + "-mig-19-20"}) {
 		got[d.Device] = s.ClaimSession(testUID, d.Device)
 	}
 	want := map[string]string{firstGPU + "-mig-19-2": "R.7.8", secondGPU + "-mig-9-4": "", firstGPU + "-mig-19-20": ""}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("sessions (-want +got):\n%s", diff)
-	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-	if err != nil || len(cache.GetErrors()) > 0 {
-		t.Fatal(err, cache.GetErrors())
-	}
+	equal(t, "sessions", want, got)
 	for _, d := range devices {
-		container, err := inject(cache.InjectDevices, s.ClaimID(testUID, d))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if slices.ContainsFunc(container.Process.Env, func(v string) bool { return strings.Contains(v, "SESSION") }) {
-			t.Errorf("a container sees sessions: %v", container.Process.Env)
+		env, _ := container(t, s, s.ClaimID(testUID, d))
+		if slices.ContainsFunc(env, func(v string) bool { return strings.Contains(v, "SESSION") }) {
+			t.Errorf("a container sees sessions: %v", env)
 		}
 	}
 }
@@ -135,30 +118,15 @@ func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	if s.HasClaim(testUID) {
 		t.Error("a claim has a spec before it is written")
 	}
-	if err := s.WriteClaim(t.Context(), recordOf(testUID, partitions())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
 	data, err := os.ReadFile(s.ClaimPath(testUID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	checkGolden(t, "claim.json", data)
 	if !s.HasClaim(testUID) {
 		t.Error("a claim has no spec after it is written")
 	}
-	// A runtime resolves the IDs that the kubelet gets.
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, p := range partitions() {
-		id := s.ClaimID(testUID, p)
-		if cache.GetDevice(id) == nil {
-			t.Errorf("id %s does not resolve (%v)", id, cache.GetErrors())
-		}
-		if _, _, _, err := parser.ParseQualifiedName(id); err != nil {
-			t.Errorf("id %q: %v", id, err)
-		}
+		container(t, s, s.ClaimID(testUID, p))
 	}
 }
 
@@ -194,9 +162,7 @@ func TestWriteClaim_UUIDs(t *testing.T) {
 			writeGPUs(t, s, firstGPU, secondGPU)
 			r := recordOf(testUID, tt.devices)
 			if len(r.WithEdits()) > 0 {
-				if err := s.WriteClaim(t.Context(), r); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.WriteClaim(t.Context(), r))
 			}
 			var ids []string
 			for i := range r.Devices {
@@ -209,15 +175,8 @@ func TestWriteClaim_UUIDs(t *testing.T) {
 					ids = append(ids, s.ClaimID(testUID, d))
 				}
 			}
-			cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-			if err != nil {
-				t.Fatal(err)
-			}
-			container, err := inject(cache.InjectDevices, ids...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := slices.DeleteFunc(container.Process.Env, func(v string) bool { return !strings.HasPrefix(v, "CLEAVE_GPU_UUID=") })
+			env, _ := container(t, s, ids...)
+			got := slices.DeleteFunc(env, func(v string) bool { return !strings.HasPrefix(v, "CLEAVE_GPU_UUID=") })
 			if diff := cmp.Diff([]string{"CLEAVE_GPU_UUID=" + tt.want}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -232,32 +191,24 @@ func writeGPUs(t *testing.T, s *Static, devices ...string) {
 	for _, d := range devices {
 		spec.Devices = append(spec.Devices, specs.Device{Name: d, ContainerEdits: specs.ContainerEdits{Env: []string{uuidVariable + "=GPU-" + d}}})
 	}
-	if err := s.dir.write(spec, staticFile(testDriver)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.dir.write(spec, staticFile(testDriver)))
 }
 
 func TestRemoveClaim_Idempotent(t *testing.T) {
 	s := static(t, procfs())
 	other := types.UID("other")
 	for _, uid := range []types.UID{testUID, other} {
-		if err := s.WriteClaim(t.Context(), recordOf(uid, partitions())); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.WriteClaim(t.Context(), recordOf(uid, partitions())))
 	}
 	r := Remover{Dir: s.opts.Dir, Driver: testDriver}
 	for _, name := range []string{testDriver + "-gpu.json", testDriver + "-claim_.json", "other.example.com-claim_x.json", testDriver + "-claim_x.tmp"} {
-		if err := os.WriteFile(filepath.Join(s.opts.Dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(s.opts.Dir, name), nil, 0o600))
 	}
 	if got, err := r.Claims(); err != nil || !slices.Equal(got, []types.UID{testUID, other}) {
 		t.Errorf("claims with specs: %v, %v", got, err)
 	}
 	for range 2 {
-		if err := r.RemoveClaim(testUID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.RemoveClaim(testUID))
 	}
 	if s.HasClaim(testUID) || !s.HasClaim(other) {
 		t.Errorf("specs after removing one: its own %t, the other's %t", s.HasClaim(testUID), s.HasClaim(other))
@@ -270,8 +221,11 @@ func TestRemoveClaim_Idempotent(t *testing.T) {
 	}
 }
 
-func TestWriteClaim_ProcfsErrors(t *testing.T) {
+func TestWriteClaim_Errors(t *testing.T) {
 	const access = "driver/nvidia/capabilities/gpu5/mig/gi2/ci0/access"
+	share := func(change func(d *records.Device)) func(fstest.MapFS, []*records.Device) {
+		return func(_ fstest.MapFS, devices []*records.Device) { change(devices[2]) }
+	}
 	tests := map[string]struct {
 		change func(proc fstest.MapFS, parts []*records.Device)
 		want   string
@@ -290,13 +244,19 @@ func TestWriteClaim_ProcfsErrors(t *testing.T) {
 		"no compute instance": {func(_ fstest.MapFS, parts []*records.Device) { parts[1].Partition.CI = nil }, "no compute instance"},
 		"unknown GPU":         {func(_ fstest.MapFS, parts []*records.Device) { parts[1].GPU = "gpu-0000-ff-00-0" }, "gpu-0000-ff-00-0"},
 		"odd device name":     {func(_ fstest.MapFS, parts []*records.Device) { parts[1].Device = "a/b" }, "a/b"},
+		"no server yet":       {share(func(d *records.Device) { d.Share.MPS.PipeDir = "" }), "has no MPS server"},
+		"no shared memory":    {share(func(d *records.Device) { d.Share.MPS.ShmDir = "" }), "empty host path"},
+		"nothing of MPS":      {share(func(d *records.Device) { d.Share.MPS = nil }), "has no MPS server"},
+		"odd share ID":        {share(func(d *records.Device) { d.Share.ID = "a/b" }), "a/b"},
+		"share ID with =":     {share(func(d *records.Device) { d.Share.ID = "a=b" }), "a=b"},
+		"odd name of share":   {share(func(d *records.Device) { d.Device = "x y" }), "x y"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			proc, parts := procfs(), partitions()
-			tt.change(proc, parts)
+			proc, devices := procfs(), append(partitions(), mpsShare())
+			tt.change(proc, devices)
 			s := static(t, proc)
-			err := s.WriteClaim(t.Context(), recordOf(testUID, parts))
+			err := s.WriteClaim(t.Context(), recordOf(testUID, devices))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
 			}

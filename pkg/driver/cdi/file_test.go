@@ -15,18 +15,12 @@ import (
 func TestSpecDir_Link(t *testing.T) {
 	dir, other := t.TempDir(), filepath.Join(t.TempDir(), "passwd")
 	link := filepath.Join(dir, "spec.json")
-	if err := errors.Join(os.WriteFile(other, []byte("the node's"), 0o600), os.Symlink(other, link)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(other, []byte("the node's"), 0o600), os.Symlink(other, link)))
 	d, err := openSpecDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec := &specs.Spec{Version: "0.5.0", Kind: testDriver + "/" + ClaimClass,
 		Devices: []specs.Device{{Name: "a", ContainerEdits: specs.ContainerEdits{Env: []string{"A=b"}}}}}
-	if err := d.write(spec, "spec.json"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.write(spec, "spec.json"))
 	if data, err := os.ReadFile(other); string(data) != "the node's" || err != nil {
 		t.Errorf("the file at the other end is %q, %v", data, err)
 	}

@@ -14,22 +14,19 @@ import (
 func TestFileSet_Check(t *testing.T) {
 	later := func() time.Time { return time.Now().Add(time.Minute) }
 	tests := map[string]struct {
-		change func(t *testing.T, dir string)
+		change func(dir string) error
 		want   error
 	}{
-		"nothing":      {func(*testing.T, string) {}, nil},
-		"file removed": {func(t *testing.T, dir string) { remove(t, filepath.Join(dir, "lib64/libcuda.so")) }, fs.ErrNotExist},
-		"file replaced": {func(t *testing.T, dir string) {
-			lay(t, dir, "lib64/new")
-			rename(t, filepath.Join(dir, "lib64/new"), filepath.Join(dir, "lib64/libcuda.so"))
+		"nothing":      {func(string) error { return nil }, nil},
+		"file removed": {func(dir string) error { return os.Remove(filepath.Join(dir, "lib64/libcuda.so")) }, fs.ErrNotExist},
+		"file replaced": {func(dir string) error {
+			return errors.Join(os.WriteFile(filepath.Join(dir, "lib64/new"), nil, 0o600),
+				os.Rename(filepath.Join(dir, "lib64/new"), filepath.Join(dir, "lib64/libcuda.so")))
 		}, nil},
-		"other file created": {func(t *testing.T, dir string) { lay(t, dir, "lib64/other") }, nil},
-		"directory removed":  {func(t *testing.T, dir string) { remove(t, filepath.Join(dir, "bin")) }, fs.ErrNotExist},
-		"directory replaced by an empty one": {func(t *testing.T, dir string) {
-			rename(t, filepath.Join(dir, "lib64"), filepath.Join(dir, "old"))
-			if err := os.Mkdir(filepath.Join(dir, "lib64"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+		"other file created": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "lib64/other"), nil, 0o600) }, nil},
+		"directory removed":  {func(dir string) error { return os.RemoveAll(filepath.Join(dir, "bin")) }, fs.ErrNotExist},
+		"directory replaced by an empty one": {func(dir string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, "lib64"), filepath.Join(dir, "old")), os.Mkdir(filepath.Join(dir, "lib64"), 0o700))
 		}, fs.ErrNotExist},
 	}
 	for name, tt := range tests {
@@ -41,7 +38,7 @@ func TestFileSet_Check(t *testing.T) {
 				t.Fatalf("before: %v, stamps %v", err, s.stamps)
 			}
 			<-time.After(50 * time.Millisecond) // longer than a tick of the kernel's clock: what happens within one has one time
-			tt.change(t, dir)
+			must(t, tt.change(dir))
 			if err := s.check(later()); !errors.Is(err, tt.want) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
@@ -63,22 +60,6 @@ func lay(t *testing.T, dir string, files ...string) {
 	t.Helper()
 	for _, name := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func remove(t *testing.T, path string) {
-	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func rename(t *testing.T, from, to string) {
-	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
 	}
 }

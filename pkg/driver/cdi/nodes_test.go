@@ -23,10 +23,9 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 	for _, node := range []string{"nvidia-uvm", "nvidiactl"} {
 		t.Run(node, func(t *testing.T) {
 			b := newBed(t)
-			b.restored()
-			b.must(b.board.Files().RemoveDeviceNodes(node))
+			must(t, b.board.Files().RemoveDeviceNodes(node))
 			b.says(b.Refresh(t.Context(), b.node), "/dev/"+node, "nvidia-modprobe -c")
-			b.refuses(ids(b.Static, b.node), "/dev/"+node)
+			b.refuses(b.ids(), "/dev/"+node)
 			if _, err := os.Stat(b.Path()); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("an incomplete spec was written: %v", err)
 			}
@@ -34,8 +33,8 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 				t.Errorf("%d GPUs have problems, want all %d", got, len(b.node.GPUs))
 			}
 			// The node appears: the next claim writes the spec, without a restart.
-			b.must(b.createNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true}))
-			b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+			must(t, b.createNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true}))
+			must(t, b.Ensure(t.Context(), b.ids()))
 			if got := paths(&b.onDisk().ContainerEdits); !slices.Contains(got, "/dev/"+node) {
 				t.Errorf("device nodes %v, want /dev/%s among them", got, node)
 			}
@@ -48,25 +47,21 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 
 func TestRefresh_CreatesMissingNodes(t *testing.T) {
 	b := newBed(t)
-	b.restored()
 	var asked []driverroot.Nodes
 	b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
 		asked = append(asked, nodes)
 		return b.createNodes(ctx, nodes)
 	}
-	b.must(b.Refresh(t.Context(), b.node))
-	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm", "nvidia-uvm-tools", "nvidia1"))
-	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
-	if diff := cmp.Diff([]driverroot.Nodes{{UVM: true, GPUs: []int{1}}}, asked); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
-	}
+	must(t, b.Refresh(t.Context(), b.node))
+	must(t, b.board.Files().RemoveDeviceNodes("nvidia-uvm", "nvidia-uvm-tools", "nvidia1"))
+	must(t, b.Ensure(t.Context(), b.ids()))
+	equal(t, "asked for", []driverroot.Nodes{{UVM: true, GPUs: []int{1}}}, asked)
 }
 
 func TestRefresh_CreateNodesFails(t *testing.T) {
 	b := newBed(t)
-	b.restored()
 	b.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("modprobe: no module nvidia-uvm") }
-	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm"))
+	must(t, b.board.Files().RemoveDeviceNodes("nvidia-uvm"))
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia-uvm", "no module nvidia-uvm")
 }
 
@@ -85,25 +80,24 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 	for name, tt := range tests {
 		for _, atStart := range []bool{true, false} {
 			b := newBed(t)
-			b.restored()
 			var changes int
 			b.opts.Changed = func() { changes++ }
 			if !atStart {
-				b.must(b.Refresh(t.Context(), b.node))
+				must(t, b.Refresh(t.Context(), b.node))
 			}
-			b.must(tt.spoil(b))
+			must(t, tt.spoil(b))
 			if atStart {
-				b.must(b.Refresh(t.Context(), b.node))
+				must(t, b.Refresh(t.Context(), b.node))
 			}
-			all := ids(b.Static, b.node)
+			all := b.ids()
 			b.refuses(all[1:], tt.says, "nvidia-modprobe -c 1")
-			b.must(b.Ensure(t.Context(), all[:1]))
+			must(t, b.Ensure(t.Context(), all[:1]))
 			problems := b.Problems()
 			if len(problems) != 1 || problems[b.node.GPUs[1].PCI.DeviceName()] == nil || changes != 1 {
 				t.Errorf("%s, at start %t: problems %v after %d changes, want one", name, atStart, problems, changes)
 			}
-			b.must(b.board.Files().Modprobe(false, 1))
-			b.must(b.Ensure(t.Context(), all))
+			must(t, b.board.Files().Modprobe(false, 1))
+			must(t, b.Ensure(t.Context(), all))
 			if got := b.Problems(); len(got) > 0 || changes != 2 {
 				t.Errorf("%s, at start %t: problems %v after %d changes, want none", name, atStart, got, changes)
 			}
@@ -113,10 +107,9 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 
 func TestRefresh_NoDeviceNodes(t *testing.T) {
 	b := newBed(t)
-	b.restored()
-	b.must(b.board.Files().RemoveDeviceNodes("nvidia0", "nvidia1"))
+	must(t, b.board.Files().RemoveDeviceNodes("nvidia0", "nvidia1"))
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia0")
-	b.refuses(ids(b.Static, b.node)[1:], "/dev/nvidia")
+	b.refuses(b.ids()[1:], "/dev/nvidia")
 	for i := range b.node.GPUs {
 		b.says(b.Problems()[b.node.GPUs[i].PCI.DeviceName()], gpuNode(b.node.GPUs[i].Minor).path)
 	}
@@ -124,49 +117,43 @@ func TestRefresh_NoDeviceNodes(t *testing.T) {
 
 func TestEnsure_UVMReloaded(t *testing.T) {
 	b := newBed(t)
-	b.restored()
-	b.must(b.Refresh(t.Context(), b.node))
-	b.must(b.board.Files().SpoilDeviceNodes("nvidia-uvm"))
-	b.refuses(ids(b.Static, b.node), "/dev/nvidia-uvm has the numbers 240:0 and should have 507:0")
-	b.must(b.board.Files().Modprobe(true))
-	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+	must(t, b.Refresh(t.Context(), b.node))
+	must(t, b.board.Files().SpoilDeviceNodes("nvidia-uvm"))
+	b.refuses(b.ids(), "/dev/nvidia-uvm has the numbers 240:0 and should have 507:0")
+	must(t, b.board.Files().Modprobe(true))
+	must(t, b.Ensure(t.Context(), b.ids()))
 }
 
 func TestEnsure_OptionalNodesComeAndGo(t *testing.T) {
 	b := newBed(t)
-	b.restored()
-	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm-tools", "nvidia-modeset"))
-	b.must(b.Refresh(t.Context(), b.node))
-	if diff := cmp.Diff([]string{"/dev/nvidia-uvm", "/dev/nvidiactl"}, paths(&b.onDisk().ContainerEdits)); diff != "" {
-		t.Errorf("device nodes (-want +got):\n%s", diff)
-	}
-	b.must(errors.Join(b.board.Files().Modprobe(true), b.board.Files().Modprobe(false, 254)))
-	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
-	if diff := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"},
-		paths(&b.onDisk().ContainerEdits)); diff != "" {
-		t.Errorf("device nodes (-want +got):\n%s", diff)
-	}
+	must(t, b.board.Files().RemoveDeviceNodes("nvidia-uvm-tools", "nvidia-modeset"))
+	must(t, b.Refresh(t.Context(), b.node))
+	equal(t, "device nodes", []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}, paths(&b.onDisk().ContainerEdits))
+	must(t, errors.Join(b.board.Files().Modprobe(true), b.board.Files().Modprobe(false, 254)))
+	must(t, b.Ensure(t.Context(), b.ids()))
+	equal(t, "device nodes", []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"},
+		paths(&b.onDisk().ContainerEdits))
 }
 
 // An update of the driver's packages takes the files away that containers mount, while the old driver stays loaded.
 func TestEnsure_LibrariesReplaced(t *testing.T) {
 	b := newBed(t)
-	b.must(b.Refresh(t.Context(), b.node))
+	must(t, b.Refresh(t.Context(), b.node))
 	before := b.onDisk()
-	b.must(b.board.Files().ReplaceLibraries("590.48.01"))
-	defer func() { b.must(b.board.Files().ReplaceLibraries(b.node.DriverVersion)) }()
-	b.refuses(ids(b.Static, b.node), b.node.DriverVersion, "590.48.01", "reboot")
+	must(t, b.board.Files().ReplaceLibraries("590.48.01"))
+	defer func() { must(t, b.board.Files().ReplaceLibraries(b.node.DriverVersion)) }()
+	b.refuses(b.ids(), b.node.DriverVersion, "590.48.01", "reboot")
 	if diff := cmp.Diff(before, b.onDisk()); diff != "" {
 		t.Errorf("spec that claims have (-before +after):\n%s", diff)
 	}
-	b.must(b.board.Files().ReplaceLibraries(b.node.DriverVersion))
-	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+	must(t, b.board.Files().ReplaceLibraries(b.node.DriverVersion))
+	must(t, b.Ensure(t.Context(), b.ids()))
 }
 
 // Partitions get the device node of their GPU and not those by which graphics programs use all of it.
 func TestRefresh_PartitionsHaveNoDRMNodes(t *testing.T) {
 	b := newBed(t)
-	b.must(b.Refresh(t.Context(), b.node))
+	must(t, b.Refresh(t.Context(), b.node))
 	got := map[string][]string{}
 	for _, d := range b.onDisk().Devices {
 		got[d.Name] = paths(&d.ContainerEdits)
@@ -178,9 +165,7 @@ func TestRefresh_PartitionsHaveNoDRMNodes(t *testing.T) {
 		want[name] = append(slices.Clone(drm), node)
 		want[name+partitionsSuffix] = []string{node}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("device nodes (-want +got):\n%s", diff)
-	}
+	equal(t, "device nodes", want, got)
 }
 
 func TestMandatoryNodes(t *testing.T) {
@@ -205,8 +190,6 @@ func TestMandatoryNodes(t *testing.T) {
 func TestLinksInside(t *testing.T) {
 	h := &specs.Hook{Args: []string{"hook", "create-symlinks", "--link", "../card0::/host/dev/dri/by-path/pci-0000:1b:00.0-card"}}
 	linksInside(h, "/host")
-	if diff := cmp.Diff([]string{"hook", "create-symlinks", "--link", "../card0::/dev/dri/by-path/pci-0000:1b:00.0-card"},
-		h.Args); diff != "" {
-		t.Errorf("arguments (-want +got):\n%s", diff)
-	}
+	equal(t, "arguments", []string{"hook", "create-symlinks", "--link", "../card0::/dev/dri/by-path/pci-0000:1b:00.0-card"},
+		h.Args)
 }

@@ -21,10 +21,9 @@ func TestRefresh_SearchHangs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
-				b.restored()
-				all := ids(b.Static, b.node)
+				all := b.ids()
 				if !atStart {
-					b.must(b.Refresh(t.Context(), b.node))
+					must(t, b.Refresh(t.Context(), b.node))
 				}
 				hangs, running := make(chan struct{}), atomic.Int32{}
 				b.opts.Search = func() (func(), error) { running.Add(1); return func() { running.Add(-1) }, nil }
@@ -32,7 +31,7 @@ func TestRefresh_SearchHangs(t *testing.T) {
 					<-hangs
 					return b.createNodes(ctx, nodes)
 				}
-				b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+				must(t, b.board.Files().RemoveDeviceNodes("nvidia1"))
 				for _, want := range []time.Duration{searchLimit, 0} {
 					start := time.Now()
 					err := b.Refresh(t.Context(), b.node)
@@ -48,8 +47,8 @@ func TestRefresh_SearchHangs(t *testing.T) {
 				}
 				close(hangs)
 				synctest.Wait()
-				b.must(b.Refresh(t.Context(), b.node))
-				b.must(b.Ensure(t.Context(), all))
+				must(t, b.Refresh(t.Context(), b.node))
+				must(t, b.Ensure(t.Context(), all))
 				if running.Load() != 0 {
 					t.Errorf("%d searches are running", running.Load())
 				}
@@ -65,8 +64,7 @@ func TestRefresh_Canceled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
-				b.restored()
-				b.must(b.Refresh(t.Context(), b.node))
+				must(t, b.Refresh(t.Context(), b.node))
 				hangs := make(chan struct{})
 				b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
 					if obeys {
@@ -76,7 +74,7 @@ func TestRefresh_Canceled(t *testing.T) {
 					<-hangs
 					return b.createNodes(ctx, nodes)
 				}
-				b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+				must(t, b.board.Files().RemoveDeviceNodes("nvidia1"))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				start := time.Now()
@@ -89,8 +87,8 @@ func TestRefresh_Canceled(t *testing.T) {
 				close(hangs)
 				synctest.Wait()
 				obeys = false
-				b.must(b.Refresh(t.Context(), b.node))
-				b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+				must(t, b.Refresh(t.Context(), b.node))
+				must(t, b.Ensure(t.Context(), b.ids()))
 			})
 		})
 	}
@@ -100,8 +98,7 @@ func TestRefresh_Canceled(t *testing.T) {
 func TestEnsure_SearchLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
-		b.restored()
-		b.must(b.Refresh(t.Context(), b.node))
+		must(t, b.Refresh(t.Context(), b.node))
 		first := true
 		b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
 			if first {
@@ -110,7 +107,7 @@ func TestEnsure_SearchLeft(t *testing.T) {
 			}
 			return b.createNodes(ctx, nodes)
 		}
-		b.must(b.board.Files().RemoveDeviceNodes("nvidia1"))
+		must(t, b.board.Files().RemoveDeviceNodes("nvidia1"))
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -118,7 +115,7 @@ func TestEnsure_SearchLeft(t *testing.T) {
 			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 		}
 		<-time.After(2 * time.Second)
-		b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+		must(t, b.Ensure(t.Context(), b.ids()))
 		if took := time.Since(start); took != 5*time.Second {
 			t.Errorf("ended after %s, want 5 s", took)
 		}
@@ -135,11 +132,11 @@ func TestRefresh_AnotherGPUIsUnwell(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			b.must(fault(b.board))
-			t.Cleanup(func() { b.must(b.board.Faults().Clear(-1)) })
+			must(t, fault(b.board))
+			t.Cleanup(func() { must(t, b.board.Faults().Clear(-1)) })
 			b.node.GPUs = b.node.GPUs[1:] // discovery has none that does not answer
-			b.must(b.Refresh(t.Context(), b.node))
-			b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
+			must(t, b.Refresh(t.Context(), b.node))
+			must(t, b.Ensure(t.Context(), b.ids()))
 			if got := b.Problems(); len(got) > 0 {
 				t.Errorf("problems %v, want none", got)
 			}

@@ -3,8 +3,6 @@
 package cdi
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -96,6 +94,22 @@ func inject[S any](into func(*S, ...string) ([]string, error), ids ...string) (*
 	return container, err
 }
 
+// container is what a runtime gives one that starts with CDI devices: its environment, and its mounts by destination.
+func container(t *testing.T, s *Static, ids ...string) (env []string, mounts map[string]string) {
+	t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
+	must(t, err)
+	spec, err := inject(cache.InjectDevices, ids...)
+	if err != nil || len(cache.GetErrors()) > 0 {
+		t.Fatalf("a runtime cannot inject %v: %v (%v)", ids, err, cache.GetErrors())
+	}
+	mounts = map[string]string{}
+	for _, m := range spec.Mounts {
+		mounts[m.Destination] = m.Source
+	}
+	return spec.Process.Env, mounts
+}
+
 func TestWriteClaim_Shares(t *testing.T) {
 	ci := 0
 	tests := map[string][]*records.Device{
@@ -118,99 +132,28 @@ func TestWriteClaim_Shares(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := static(t, procfs())
 			s.opts.DriverRoot, s.opts.MemoryHookPath = "/run/driver", "/var/lib/cleave/cleave-memory-limit"
-			if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.WriteClaim(t.Context(), recordOf(testUID, devices)))
 			data, err := os.ReadFile(s.ClaimPath(testUID))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			checkGolden(t, name, data)
-			cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-			if err != nil {
-				t.Fatal(err)
-			}
 			var ids []string
 			for _, d := range devices {
 				ids = append(ids, s.ClaimID(testUID, d))
-				if _, err := inject(cache.InjectDevices, s.ClaimID(testUID, d)); err != nil {
-					t.Errorf("a runtime cannot inject it: %v (%v)", err, cache.GetErrors())
+				env, mounts := container(t, s, s.ClaimID(testUID, d))
+				if d.Share == nil || d.Share.MPS == nil {
+					continue
+				}
+				for _, v := range env {
+					if dir, ok := strings.CutPrefix(v, "CUDA_MPS_PIPE_DIRECTORY="); ok && mounts[dir] != d.Share.MPS.PipeDir {
+						t.Errorf("the pipes are looked for in %s, and there is %q", dir, mounts[dir])
+					}
+				}
+				if mounts["/dev/shm"] != d.Share.MPS.ShmDir {
+					t.Errorf("/dev/shm is %q, want that of the server's clients", mounts["/dev/shm"])
 				}
 			}
 			if len(ids) == 2 && ids[0] == ids[1] {
 				t.Errorf("both devices are %s", ids[0])
-			}
-		})
-	}
-}
-
-func TestWriteClaim_MPSContainer(t *testing.T) {
-	s := static(t, procfs())
-	d := mpsShare()
-	if err := s.WriteClaim(t.Context(), recordOf(testUID, []*records.Device{d})); err != nil {
-		t.Fatal(err)
-	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	container, err := inject(cache.InjectDevices, s.ClaimID(testUID, d))
-	if err != nil {
-		t.Fatal(err)
-	}
-	mounts := map[string]string{}
-	for _, m := range container.Mounts {
-		mounts[m.Destination] = m.Source
-	}
-	for _, env := range container.Process.Env {
-		if dir, ok := strings.CutPrefix(env, "CUDA_MPS_PIPE_DIRECTORY="); ok && mounts[dir] != d.Share.MPS.PipeDir {
-			t.Errorf("the pipes are looked for in %s, and there is %q", dir, mounts[dir])
-		}
-	}
-	if mounts["/dev/shm"] != d.Share.MPS.ShmDir {
-		t.Errorf("/dev/shm is %q, want that of the server's clients", mounts["/dev/shm"])
-	}
-}
-
-func TestWriteClaim_ShareRewritten(t *testing.T) {
-	s := static(t, procfs())
-	for _, devices := range [][]*records.Device{{timeSlice()}, {mpsShare(), timeSlice()}} {
-		if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	data, err := os.ReadFile(s.ClaimPath(testUID))
-	if err != nil || !strings.Contains(string(data), "CUDA_MPS") {
-		t.Errorf("got %s, %v, want the later devices", data, err)
-	}
-	if err := (Remover{Dir: s.opts.Dir, Driver: testDriver}).RemoveClaim(testUID); err != nil || s.HasClaim(testUID) {
-		t.Errorf("after RemoveClaim: %v, spec %t", err, s.HasClaim(testUID))
-	}
-}
-
-func TestWriteClaim_ShareErrors(t *testing.T) {
-	tests := map[string]struct {
-		change func(d *records.Device)
-		want   string
-	}{
-		"no server yet":      {func(d *records.Device) { d.Share.MPS.PipeDir = "" }, "has no MPS server"},
-		"no shared memory":   {func(d *records.Device) { d.Share.MPS.ShmDir = "" }, "empty host path"},
-		"nothing of MPS":     {func(d *records.Device) { d.Share.MPS = nil }, "has no MPS server"},
-		"odd share id":       {func(d *records.Device) { d.Share.ID = "a/b" }, "a/b"},
-		"share id with =":    {func(d *records.Device) { d.Share.ID = "a=b" }, "a=b"},
-		"odd name of device": {func(d *records.Device) { d.Device = "x y" }, "x y"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			s := static(t, procfs())
-			d := mpsShare()
-			tt.change(d)
-			err := s.WriteClaim(t.Context(), recordOf(testUID, []*records.Device{timeSlice(), d}))
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want an error that says %q", err, tt.want)
-			}
-			if left, err := os.ReadDir(s.opts.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) || len(left) > 0 {
-				t.Errorf("got files %v, %v, want none", left, err)
 			}
 		})
 	}

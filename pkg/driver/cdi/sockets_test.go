@@ -16,20 +16,20 @@ import (
 func TestRefresh_SocketsOfHost(t *testing.T) {
 	b := newBed(t)
 	pipes := filepath.Join(b.root, "tmp/nvidia-mps")
-	b.must(os.MkdirAll(pipes, 0o700))
+	must(t, os.MkdirAll(pipes, 0o700))
 	t.Cleanup(func() {
-		b.must(errors.Join(os.RemoveAll(filepath.Join(b.root, "tmp")), os.RemoveAll(filepath.Join(b.root, "var/run"))))
+		must(t, errors.Join(os.RemoveAll(filepath.Join(b.root, "tmp")), os.RemoveAll(filepath.Join(b.root, "var/run"))))
 	})
 	for _, path := range []string{"var/run/nvidia-persistenced/socket", "var/run/nvidia-fabricmanager/socket", "tmp/nvidia-mps/control"} {
 		path = filepath.Join(b.root, path)
-		b.must(os.MkdirAll(filepath.Dir(path), 0o700))
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		listener, err := net.Listen("unix", path)
-		b.must(err)
+		must(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 	}
-	b.must(b.Refresh(t.Context(), b.node))
+	must(t, b.Refresh(t.Context(), b.node))
 	spec, err := json.Marshal(b.onDisk())
-	b.must(err)
+	must(t, err)
 	for _, part := range []string{"nvidia-mps", "nvidia-persistenced/", "nvidia-fabricmanager/", "/socket"} {
 		if strings.Contains(string(spec), part) {
 			t.Errorf("the spec gives containers %s: %s", part, spec)

@@ -62,6 +62,7 @@ type bed struct {
 	node  *gpu.Node
 }
 
+// newBed opens the node. Its device nodes are restored when the test ends.
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	if _, err := os.Stat(built); err != nil {
@@ -72,38 +73,26 @@ func newBed(t *testing.T) *bed {
 	}
 	hasRoot = true
 	root, err := driverRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	board, err := sim.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	session, err := simulated.OpenNode(t.Context(), board)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := &bed{t: t, root: root, board: board, node: session.Node()}
 	b.Static, err = NewStatic(Options{
 		Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/run/driver", ContainerDriverRoot: root,
 		Procfs: os.DirFS(filepath.Join(root, "proc")), Sysfs: os.DirFS(filepath.Join(root, "sys")), HookPath: "/var/lib/hook",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, b.createNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}}))
+	})
 	past := time.Now()
 	b.now = func() time.Time { // each attempt is long after the one before
 		past = past.Add(retryAfter)
 		return past
 	}
 	return b
-}
-
-// restored restores the device nodes when the test ends.
-func (b *bed) restored() {
-	b.t.Cleanup(func() {
-		b.must(errors.Join(b.createNodes(b.t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}})))
-	})
 }
 
 // createNodes is the simulated nvidia-modprobe.
@@ -119,10 +108,18 @@ func (b *bed) createNodes(_ context.Context, nodes driverroot.Nodes) error {
 	return errors.Join(err, b.board.Files().Modprobe(false, minors...))
 }
 
-func (b *bed) must(err error) {
-	b.t.Helper()
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
+	}
+}
+
+// equal fails unless the two are equal.
+func equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
 
@@ -145,9 +142,9 @@ func (b *bed) says(err error, says ...string) {
 func (b *bed) onDisk() *specs.Spec {
 	b.t.Helper()
 	data, err := os.ReadFile(b.Path())
-	b.must(err)
+	must(b.t, err)
 	spec := &specs.Spec{}
-	b.must(json.Unmarshal(data, spec))
+	must(b.t, json.Unmarshal(data, spec))
 	return spec
 }
 
@@ -160,19 +157,19 @@ func paths(edits *specs.ContainerEdits) []string {
 	return all
 }
 
-// written is the spec of a simulated node with a driver root, written.
-func written(t *testing.T) (s *Static, root string, node *gpu.Node) {
+// written is a node whose spec is written.
+func written(t *testing.T) *bed {
 	t.Helper()
 	b := newBed(t)
-	b.must(b.Refresh(t.Context(), b.node))
-	return b.Static, b.root, b.node
+	must(t, b.Refresh(t.Context(), b.node))
+	return b
 }
 
-// ids are the CDI names of all GPUs of a node.
-func ids(s *Static, node *gpu.Node) []string {
+// ids are the CDI names of all GPUs.
+func (b *bed) ids() []string {
 	var all []string
-	for i := range node.GPUs {
-		all = append(all, s.DeviceID(node.GPUs[i].PCI.DeviceName()))
+	for i := range b.node.GPUs {
+		all = append(all, b.DeviceID(b.node.GPUs[i].PCI.DeviceName()))
 	}
 	return all
 }
@@ -181,33 +178,19 @@ func ids(s *Static, node *gpu.Node) []string {
 var fileModes = regexp.MustCompile(`"fileMode":\d+,`)
 
 func TestRefresh_StaticSpec(t *testing.T) {
-	s, root, node := written(t)
+	s := written(t)
 	data, err := os.ReadFile(s.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(data), root) {
-		t.Errorf("the spec has paths as the plugin sees them, under %s; want the host's", root)
+	must(t, err)
+	if strings.Contains(string(data), s.root) {
+		t.Errorf("the spec has paths as the plugin sees them, under %s; want the host's", s.root)
 	}
 	checkGolden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
-	if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
-		t.Error(err)
-	}
-	spec := &specs.Spec{}
-	if err := json.Unmarshal(data, spec); err != nil {
-		t.Fatal(err)
-	}
-	if len(spec.Devices) != 2*len(node.GPUs) {
-		t.Errorf("got %d devices, want two for each of %d GPUs that can be partitioned", len(spec.Devices), len(node.GPUs))
-	}
 }
 
 func TestEnsure_RestoresSpec(t *testing.T) {
-	s, _, node := written(t)
+	s := written(t)
 	want, err := os.ReadFile(s.Path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, spoil := range map[string]func() error{
 		"deleted":           func() error { return os.Remove(s.Path()) },
 		"truncated":         func() error { return os.Truncate(s.Path(), 10) },
@@ -215,13 +198,9 @@ func TestEnsure_RestoresSpec(t *testing.T) {
 		"overwritten":       func() error { return os.WriteFile(s.Path(), []byte("{}"), 0o600) },
 		"directory deleted": func() error { return os.RemoveAll(filepath.Dir(s.Path())) },
 	} {
-		if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
-			t.Fatal(err)
-		}
-		if err := spoil(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
+		must(t, s.Ensure(t.Context(), s.ids()))
+		must(t, spoil())
+		if err := s.Ensure(t.Context(), s.ids()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		got, err := os.ReadFile(s.Path())
@@ -233,16 +212,12 @@ func TestEnsure_RestoresSpec(t *testing.T) {
 
 // The disk hangs, here in a file without an end: the control loop reads Problems, for which a refresh must not wait with a write lock.
 func TestEnsure_DiskHangs(t *testing.T) {
-	s, _, node := written(t)
-	if err := errors.Join(os.Remove(s.Path()), syscall.Mkfifo(s.Path(), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	s := written(t)
+	must(t, errors.Join(os.Remove(s.Path()), syscall.Mkfifo(s.Path(), 0o600)))
 	ensured := make(chan error, 1)
-	go func() { ensured <- s.Ensure(t.Context(), ids(s, node)) }()
+	go func() { ensured <- s.Ensure(t.Context(), s.ids()) }()
 	pipe, err := os.OpenFile(s.Path(), os.O_WRONLY, 0) // returns once Ensure reads
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if s.mu.TryLock() {
 		s.mu.Unlock()
 	} else {
@@ -255,7 +230,7 @@ func TestEnsure_DiskHangs(t *testing.T) {
 
 // The driver's files went after a claim's devices were checked.
 func TestEnsure_SpecGone(t *testing.T) {
-	s, _, _ := written(t)
+	s := written(t)
 	gone := errors.New("no driver")
 	s.generated = &generated{err: gone}
 	if err := errors.Join(os.Remove(s.Path()), s.file.restore(t.Context(), s.spec)); !errors.Is(err, gone) {
@@ -264,7 +239,7 @@ func TestEnsure_SpecGone(t *testing.T) {
 }
 
 func TestEnsure_UnknownDevice(t *testing.T) {
-	s, _, _ := written(t)
+	s := written(t)
 	for _, id := range []string{s.DeviceID("gpu-0000-ff-00-0"), "other/gpu=" + firstGPU, ""} {
 		if err := s.Ensure(t.Context(), []string{id}); err == nil {
 			t.Errorf("%q: got no error", id)

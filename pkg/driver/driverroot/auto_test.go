@@ -4,8 +4,6 @@ package driverroot
 
 import (
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestCandidates(t *testing.T) {
@@ -20,9 +18,7 @@ func TestCandidates(t *testing.T) {
 		"auto in a container": {Auto, "/host", []Root{{"/", "/host"}, {"/run/nvidia/driver", "/host/run/nvidia/driver"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, Candidates(tt.root, tt.mounted)); diff != "" {
-				t.Errorf("roots (-want +got):\n%s", diff)
-			}
+			equal(t, "roots", tt.want, Candidates(tt.root, tt.mounted))
 		})
 	}
 }

@@ -5,8 +5,6 @@ package driverroot
 import (
 	"path/filepath"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // The container toolkit knows the directories of distributions. It finds others in the host's /etc/ld.so.cache, which a pod
@@ -18,6 +16,8 @@ func TestRoot_NVML(t *testing.T) {
 		paths []string // likewise
 	}{
 		"distribution":        {[]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"}, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", nil},
+		"Red Hat":             {[]string{"usr/lib64/libnvidia-ml.so.580.1.2", "usr/lib64/libnvidia-ml.so.1"}, "usr/lib64/libnvidia-ml.so.1", nil},
+		"on ARM":              {[]string{"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.580.1.2", "usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1"}, "usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1", nil},
 		"Arch Linux":          {[]string{"usr/lib/libnvidia-ml.so.580.1.2", "usr/lib/libnvidia-ml.so.1"}, "usr/lib/libnvidia-ml.so.1", []string{"usr/lib"}},
 		"mounted by platform": {[]string{"usr/local/nvidia/lib64/libnvidia-ml.so.580.1.2", "usr/local/nvidia/lib64/libnvidia-ml.so.1", "usr/lib/libnvidia-ml.so.1"}, "usr/local/nvidia/lib64/libnvidia-ml.so.1", []string{"usr/local/nvidia/lib64"}},
 		"links alone":         {[]string{"usr/lib/libnvidia-ml.so.1"}, "", nil},
@@ -26,9 +26,7 @@ func TestRoot_NVML(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			here, err := filepath.EvalSymlinks(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			lay(t, here, tt.files...)
 			root := Root{Host: "/", Here: here}
 			path, found := root.NVML()
@@ -39,9 +37,7 @@ func TestRoot_NVML(t *testing.T) {
 			for _, dir := range tt.paths {
 				want = append(want, filepath.Join(here, dir))
 			}
-			if diff := cmp.Diff(want, root.LibrarySearchPaths()); diff != "" {
-				t.Errorf("search paths (-want +got):\n%s", diff)
-			}
+			equal(t, "search paths", want, root.LibrarySearchPaths())
 		})
 	}
 }

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestCommands(t *testing.T) {
@@ -35,9 +33,7 @@ func TestCommands(t *testing.T) {
 		"too many GPU": {Nodes{GPUs: make([]int, 100)}, [][]string{strings.Fields(strings.Repeat("-c 0 ", maxMinors))}},
 	}
 	for name, tt := range tests {
-		if diff := cmp.Diff(tt.want, tt.nodes.commands()); diff != "" {
-			t.Errorf("%s: commands (-want +got):\n%s", name, diff)
-		}
+		equal(t, name+": commands", tt.want, tt.nodes.commands())
 	}
 }
 
@@ -47,18 +43,14 @@ func modprobe(t *testing.T, root, exit string) (calls string) {
 	calls = filepath.Join(root, "calls")
 	text := "#!/bin/sh\necho \"$*\" >>" + calls + "\necho no such module >&2\nexit " + exit + "\n"
 	lay(t, root, "usr/bin/")
-	if err := os.WriteFile(filepath.Join(root, "usr/bin/nvidia-modprobe"), []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-modprobe"), []byte(text), 0o700))
 	return calls
 }
 
 func TestCreateNodes(t *testing.T) {
 	root := t.TempDir()
 	calls := modprobe(t, root, "0")
-	if err := (Root{Host: root, Here: root}).CreateNodes(t.Context(), "/proc", Nodes{UVM: true, Control: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Root{Host: root, Here: root}).CreateNodes(t.Context(), "/proc", Nodes{UVM: true, Control: true}))
 	if got, err := os.ReadFile(calls); err != nil || string(got) != "-c 255\n-c 0 -u\n" {
 		t.Errorf("calls %q, %v", got, err)
 	}
@@ -111,14 +103,10 @@ func TestCreateNodes_HostMountNamespace(t *testing.T) {
 	}
 	defer func() { _ = init.Process.Kill(); _ = init.Wait() }()
 	procfs := filepath.Join(dir, "proc/1/ns")
-	if err := errors.Join(os.MkdirAll(procfs, 0o700),
-		os.Symlink("/proc/"+strconv.Itoa(init.Process.Pid)+"/ns/mnt", filepath.Join(procfs, "mnt"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), filepath.Join(dir, "proc"),
-		Nodes{UVM: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(procfs, 0o700),
+		os.Symlink("/proc/"+strconv.Itoa(init.Process.Pid)+"/ns/mnt", filepath.Join(procfs, "mnt"))))
+	must(t, (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), filepath.Join(dir, "proc"),
+		Nodes{UVM: true}))
 	if got, err := os.ReadFile(calls); err != nil || string(got) != "-c 0 -u\n" {
 		t.Errorf("calls %q, %v", got, err)
 	}

@@ -13,6 +13,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// equal fails unless the two are equal.
+func equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 // lay makes files below a directory; a name that ends with / is a directory.
 func lay(t *testing.T, dir string, names ...string) {
 	t.Helper()
@@ -24,52 +39,34 @@ func lay(t *testing.T, dir string, names ...string) {
 		} else if err == nil {
 			err = os.WriteFile(path, nil, 0o700)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
 func TestDevices(t *testing.T) {
 	const gke = "/home/kubernetes/bin/nvidia"
-	tests := map[string]struct {
-		root  func(dir string) Root
+	tests := map[string]struct { // $ is the test's directory
+		root  Root
 		files []string
-		want  func(dir string) Root
+		want  Root
 	}{
-		"own dev": {
-			func(dir string) Root { return Root{Host: "/run/nvidia/driver", Here: dir + "/driver"} },
-			[]string{"driver/dev/nvidiactl"},
-			func(dir string) Root { return Root{Host: "/run/nvidia/driver", Here: dir + "/driver"} },
-		},
-		"no dev, host below here": {
-			func(dir string) Root { return Root{Host: gke, Here: dir + "/host" + gke} },
-			[]string{"host" + gke + "/lib64/", "host/dev/nvidiactl"},
-			func(dir string) Root { return Root{Host: "/", Here: dir + "/host"} },
-		},
-		"empty dev, host below here": {
-			func(dir string) Root { return Root{Host: gke, Here: dir + "/host" + gke} },
-			[]string{"host" + gke + "/dev/", "host/dev/nvidiactl"},
-			func(dir string) Root { return Root{Host: "/", Here: dir + "/host"} },
-		},
-		"no dev, mounted elsewhere": {
-			func(dir string) Root { return Root{Host: gke, Here: dir + "/driver"} },
-			[]string{"driver/lib64/"},
-			func(string) Root { return Root{Host: "/", Here: "/"} },
-		},
-		"no dev, same path": {
-			func(dir string) Root { return Root{Host: dir + "/driver", Here: dir + "/driver"} },
-			[]string{"driver/lib64/"},
-			func(string) Root { return Root{Host: "/", Here: "/"} },
-		},
+		"own dev": {Root{Host: "/run/nvidia/driver", Here: "$/driver"}, []string{"driver/dev/nvidiactl"},
+			Root{Host: "/run/nvidia/driver", Here: "$/driver"}},
+		"no dev, host below here": {Root{Host: gke, Here: "$/host" + gke}, []string{"host" + gke + "/lib64/", "host/dev/nvidiactl"},
+			Root{Host: "/", Here: "$/host"}},
+		"empty dev, host below here": {Root{Host: gke, Here: "$/host" + gke}, []string{"host" + gke + "/dev/", "host/dev/nvidiactl"},
+			Root{Host: "/", Here: "$/host"}},
+		"no dev, mounted elsewhere": {Root{Host: gke, Here: "$/driver"}, []string{"driver/lib64/"}, Root{Host: "/", Here: "/"}},
+		"no dev, same path":         {Root{Host: "$/driver", Here: "$/driver"}, []string{"driver/lib64/"}, Root{Host: "/", Here: "/"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			lay(t, dir, tt.files...)
-			if diff := cmp.Diff(tt.want(dir), tt.root(dir).Devices()); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
+			in := func(r Root) Root {
+				return Root{Host: strings.Replace(r.Host, "$", dir, 1), Here: strings.Replace(r.Here, "$", dir, 1)}
 			}
+			lay(t, dir, tt.files...)
+			equal(t, "devices", in(tt.want), in(tt.root).Devices())
 		})
 	}
 }
@@ -108,9 +105,7 @@ func dynamic(t *testing.T) (program, loader string) {
 func TestLaunch(t *testing.T) {
 	program, loader := dynamic(t)
 	data, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tests := map[string]struct {
 		files []string
 		want  func(root string) launch
@@ -141,12 +136,8 @@ func TestLaunch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			lay(t, root, append(tt.files, "bin/")...)
-			if err := os.WriteFile(filepath.Join(root, "bin/smi"), data, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want(root), (Root{Host: "/driver", Here: root}).launch("/bin/smi", []string{"-L"})); diff != "" {
-				t.Errorf("launch (-want +got):\n%s", diff)
-			}
+			must(t, os.WriteFile(filepath.Join(root, "bin/smi"), data, 0o700))
+			equal(t, "launch", tt.want(root), (Root{Host: "/driver", Here: root}).launch("/bin/smi", []string{"-L"}))
 		})
 	}
 }
@@ -156,17 +147,11 @@ func TestLaunch(t *testing.T) {
 func TestLaunch_AbsoluteLinks(t *testing.T) {
 	program, _ := dynamic(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lay(t, root, "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2", "usr/lib/nvidia/current/", "usr/bin/", "etc/alternatives/")
 	data, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "usr/lib/nvidia/current/nvidia-smi"), data, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(root, "usr/lib/nvidia/current/nvidia-smi"), data, 0o700))
 	for link, target := range map[string]string{
 		"usr/bin/nvidia-smi":                                        "/etc/alternatives/nvidia--nvidia-smi",
 		"etc/alternatives/nvidia--nvidia-smi":                       "/usr/lib/nvidia/current/nvidia-smi",
@@ -174,9 +159,7 @@ func TestLaunch_AbsoluteLinks(t *testing.T) {
 		"etc/alternatives/nvidia--libnvidia-ml.so.1":                "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
 		"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1.2",
 	} {
-		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(target, filepath.Join(root, link)))
 	}
 	r := Root{Host: "/", Here: root}
 	path, found := r.Find("nvidia-smi")
@@ -186,9 +169,7 @@ func TestLaunch_AbsoluteLinks(t *testing.T) {
 	smi, libraries := filepath.Join(root, "usr/lib/nvidia/current/nvidia-smi"), filepath.Join(root, "usr/lib/x86_64-linux-gnu")
 	want := launch{Path: smi, Args: []string{smi, "-L"},
 		Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+filepath.Join(libraries, "nvidia/current")+":"+libraries)}
-	if diff := cmp.Diff(want, r.launch(path, []string{"-L"})); diff != "" {
-		t.Errorf("launch (-want +got):\n%s", diff)
-	}
+	equal(t, "launch", want, r.launch(path, []string{"-L"}))
 }
 
 func TestVersions(t *testing.T) {

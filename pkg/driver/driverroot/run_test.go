@@ -19,18 +19,14 @@ var here = Root{Host: "/", Here: "/"}
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700))
 	return path
 }
 
 func TestRun_CleanEnvironment(t *testing.T) {
 	t.Setenv("LD_PRELOAD_OF_THE_PLUGIN", "secret")
 	output, err := here.Run(t.Context(), script(t, `env; echo "arguments $*"; pwd; echo trouble >&2`), "a", "b c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := string(output)
 	for _, want := range []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin\n", "LANG=C.UTF-8\n", "arguments a b c\n", "\n/\n", "trouble\n"} {
 		if !strings.Contains(got, want) {
@@ -54,9 +50,7 @@ func TestRun_FailingAndMissing(t *testing.T) {
 
 func TestRun_OutputLimit(t *testing.T) {
 	output, err := here.Run(t.Context(), script(t, "head -c 1000000 /dev/zero | tr '\\0' x; echo the end"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if string(output) != strings.Repeat("x", maxOutput) {
 		t.Errorf("got %d bytes, want the first %d", len(output), maxOutput)
 	}

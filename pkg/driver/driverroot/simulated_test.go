@@ -51,9 +51,7 @@ func TestRun_RootWithoutDevAndLibc(t *testing.T) {
 	}
 	// Without the driver's library the program says what it lacks.
 	for dir := range strings.SplitSeq(root.LibraryPath(), ":") {
-		if err := os.Remove(filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filepath.Join(dir, "libnvidia-ml.so.1")))
 	}
 	if output, err := root.Run(t.Context(), smi, "-L"); err == nil || !strings.Contains(string(output), "couldn't find libnvidia-ml.so") {
 		t.Errorf("without the library: %v: %s", err, output)
@@ -70,26 +68,5 @@ func TestRun_DriverContainer(t *testing.T) {
 	}
 	if output, err := root.Run(t.Context(), "/usr/bin/nvidia-smi", "-L"); err != nil || strings.Count(string(output), "UUID: GPU-") != 2 {
 		t.Errorf("%v: nvidia-smi -L: %s", err, output)
-	}
-}
-
-func TestCreateNodes_Simulated(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "driver")
-	simulated(t, dir, "--no-control-nodes")
-	for _, node := range []string{"nvidiactl", "nvidia-uvm"} {
-		if _, err := os.Stat(filepath.Join(dir, "dev", node)); err == nil {
-			t.Errorf("/dev/%s is there before nvidia-modprobe has run", node)
-		}
-	}
-	if err := (Root{Host: dir, Here: dir}).CreateNodes(t.Context(), "/proc", Nodes{Control: true, UVM: true}); err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
-		if info, err := os.Stat(filepath.Join(dir, "dev", node)); err != nil || info.Mode()&os.ModeCharDevice == 0 {
-			t.Errorf("/dev/%s: %v", node, err)
-		}
-	}
-	if devices, err := os.ReadFile(filepath.Join(dir, "proc/devices")); err != nil || !strings.Contains(string(devices), "nvidia-uvm") {
-		t.Errorf("/proc/devices: %v: %s", err, devices)
 	}
 }

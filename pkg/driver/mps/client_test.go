@@ -15,28 +15,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/mps/api/v1alpha1"
 )
 
-// frozen is a supervisor that accepts calls and does not answer.
-type frozen struct{ v1alpha1.SupervisorClient }
+// frozen is a connection to a supervisor that accepts calls and does not answer.
+type frozen struct{ grpc.ClientConnInterface }
 
-func unanswered[T any](ctx context.Context) (*T, error) {
+func (frozen) Invoke(ctx context.Context, _ string, _, _ any, _ ...grpc.CallOption) error {
 	<-ctx.Done()
-	return nil, status.FromContextError(ctx.Err()).Err() // as gRPC does
-}
-
-func (frozen) Ensure(ctx context.Context, _ *v1alpha1.EnsureRequest, _ ...grpc.CallOption) (*v1alpha1.EnsureResponse, error) {
-	return unanswered[v1alpha1.EnsureResponse](ctx)
-}
-
-func (frozen) Release(ctx context.Context, _ *v1alpha1.ReleaseRequest, _ ...grpc.CallOption) (*v1alpha1.ReleaseResponse, error) {
-	return unanswered[v1alpha1.ReleaseResponse](ctx)
-}
-
-func (frozen) Retain(ctx context.Context, _ *v1alpha1.RetainRequest, _ ...grpc.CallOption) (*v1alpha1.RetainResponse, error) {
-	return unanswered[v1alpha1.RetainResponse](ctx)
-}
-
-func (frozen) Status(ctx context.Context, _ *v1alpha1.StatusRequest, _ ...grpc.CallOption) (*v1alpha1.StatusResponse, error) {
-	return unanswered[v1alpha1.StatusResponse](ctx)
+	return status.FromContextError(ctx.Err()).Err() // as gRPC does
 }
 
 // Reconcile and Recover call it without a deadline, with the locks of GPUs.
@@ -52,7 +36,7 @@ func TestClient_SupervisorDoesNotAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				start := time.Now()
-				err := call(ctx, &Client{supervisor: frozen{}})
+				err := call(ctx, &Client{supervisor: v1alpha1.NewSupervisorClient(frozen{})})
 				if took := time.Since(start); took != callTimeout || !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("got %v after %s, want a timeout after %s", err, took, callTimeout)
 				}

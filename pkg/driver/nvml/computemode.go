@@ -67,13 +67,3 @@ func directComputeMode(dev Device) (int, error) {
 	}
 	return mode, err
 }
-
-// SetComputeMode sets the compute mode of the GPU at an address. The driver keeps it in memory until it is unloaded: it outlives
-// resets, MIG mode and the last client (open-gpu-kernel-modules, gpu_registry.c; nvml.h, nvmlDeviceSetComputeMode).
-func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
-	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetComputeMode", errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
-	if err != nil {
-		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
-	}
-	return nil
-}

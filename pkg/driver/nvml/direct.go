@@ -73,7 +73,8 @@ func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid strin
 	return mode, nil
 }
 
-// SetComputeMode sets it until the driver is unloaded, see Session.SetComputeMode.
+// SetComputeMode sets it. The driver keeps it in memory until it is unloaded: it outlives resets, MIG mode and the last client
+// (open-gpu-kernel-modules, gpu_registry.c; nvml.h, nvmlDeviceSetComputeMode).
 func (d *Direct) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
 	_, err := directly(ctx, d, pci, uuid, changeTimeout, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {

@@ -16,29 +16,16 @@ import (
 func TestDirect_OpensOneGPU(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "node")
 	node, err := sim.Create(root, "dgx-a100", sim.WithoutDeviceNodes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	known, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	known := open(t, node)
 	gpus := known.Node().GPUs
-	if err := known.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, known.Close())
 	own, err := sim.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d, err := nvml.OpenDirectLibrary(t.Context(), simulated.Library(own))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, pci, uuid := t.Context(), gpus[1].PCI, gpus[1].UUID
-	if err := d.SetComputeMode(ctx, pci, uuid, nvml.ComputeModeExclusive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.SetComputeMode(ctx, pci, uuid, nvml.ComputeModeExclusive))
 	if mode, err := d.ComputeMode(ctx, pci, ""); mode != nvml.ComputeModeExclusive || err != nil { // without a UUID
 		t.Errorf("mode %d, %v", mode, err)
 	}
@@ -46,11 +33,10 @@ func TestDirect_OpensOneGPU(t *testing.T) {
 		t.Errorf("Reset of another GPU: %v", err)
 	}
 	mustFail(t, node.Hardware().Reset(1), gpu.ErrInUse)
+	mustFail(t, d.SetComputeMode(ctx, pci, uuid, 7), gpu.ErrInvalidArgument)
 	mustFail(t, d.SetComputeMode(ctx, pci, gpus[0].UUID, 0), gpu.ErrNotFound)
 	mustFail(t, d.SetComputeMode(ctx, gpu.PCIAddress{Bus: 0xff}, "", 0), gpu.ErrNotFound)
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Close())
 	if err := node.Hardware().Reset(1); err != nil {
 		t.Errorf("Reset after Close: %v", err)
 	}

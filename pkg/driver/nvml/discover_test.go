@@ -13,6 +13,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
+// equal fails unless the two are equal.
+func equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 // wantH100 is what h100(i) is read as.
@@ -45,9 +53,7 @@ func mustDiscover(t *testing.T, lib *fakeLibrary) *gpu.Node {
 func TestDiscover(t *testing.T) {
 	want := gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 12, Minor: 8}, GPUs: []gpu.GPU{wantH100(0)}}
 	got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{h100(0)}})
-	if diff := cmp.Diff(&want, got); diff != "" {
-		t.Errorf("node (-want +got):\n%s", diff)
-	}
+	equal(t, "node", &want, got)
 }
 
 func TestDiscover_Order(t *testing.T) {
@@ -56,9 +62,7 @@ func TestDiscover_Order(t *testing.T) {
 	for _, g := range got.GPUs {
 		order = append(order, g.Index)
 	}
-	if diff := cmp.Diff([]int{1, 2, 0}, order); diff != "" {
-		t.Errorf("NVML indexes in order of PCI address (-want +got):\n%s", diff)
-	}
+	equal(t, "NVML indexes in order of PCI address", []int{1, 2, 0}, order)
 }
 
 func TestDiscover_UnsupportedAttributes(t *testing.T) {
@@ -82,11 +86,7 @@ func TestDiscover_UnsupportedAttributes(t *testing.T) {
 		"ECC":               {[]string{"ECCMode"}, func(g *gpu.GPU) { g.ECC = nil }},
 		"addressing mode":   {[]string{"AddressingMode"}, func(g *gpu.GPU) { g.AddressingMode = "" }},
 		"NVLink":            {[]string{"NVLinkState"}, func(g *gpu.GPU) { g.NVLinks = nil }},
-		"NVLink version":    {[]string{"NVLinkVersion"}, func(g *gpu.GPU) { g.NVLinks.Version = gpu.Version{} }},
-		"NVLink speed":      {[]string{"FieldValues"}, func(g *gpu.GPU) { g.NVLinks.MBps = 0 }},
 		"field of speed":    {[]string{"field 90"}, func(g *gpu.GPU) { g.NVLinks.MBps = 0 }},
-		"NVLink remotes":    {[]string{"NVLinkRemoteDeviceType"}, func(g *gpu.GPU) { g.NVLinks.Switched = false }},
-		"fabric":            {[]string{"FabricInfo"}, func(*gpu.GPU) {}},
 		"MIG":               {[]string{"MIGMode"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{} }},
 		"MIG profiles":      {[]string{"GPUInstanceProfileInfo"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
 		"MIG placements":    {[]string{"GPUInstancePossiblePlacements"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
@@ -101,40 +101,43 @@ func TestDiscover_UnsupportedAttributes(t *testing.T) {
 			}
 			tt.change(&want)
 			got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}})
-			if diff := cmp.Diff([]gpu.GPU{want}, got.GPUs); diff != "" {
-				t.Errorf("GPUs (-want +got):\n%s", diff)
-			}
+			equal(t, "GPUs", []gpu.GPU{want}, got.GPUs)
 		})
 	}
 }
 
 func TestDiscover_UnidentifiableGPU(t *testing.T) {
-	for _, call := range []string{"PCIInfo", "UUID", "MinorNumber"} {
-		t.Run(call, func(t *testing.T) {
+	fails := func(call string, err error) func(*fakeDevice) {
+		return func(d *fakeDevice) { d.errs[call] = err }
+	}
+	// An integrated GPU has no PCI address, and programs know it by its name (go-nvlib, IsIntegratedGPUName).
+	jetson := func(product string) func(*fakeDevice) {
+		return func(d *fakeDevice) { d.product, d.errs["PCIInfo"] = product, gpu.ErrNotSupported }
+	}
+	unknown := errors.New("unknown error")
+	for name, tt := range map[string]struct {
+		spoil func(*fakeDevice)
+		says  []string
+	}{
+		"no PCI address": {fails("PCIInfo", unknown), []string{"unknown error"}},
+		"odd address":    {func(d *fakeDevice) { d.bus = "nonsense" }, []string{"nonsense"}},
+		// A device name that is there twice makes the API server's helper refuse the slices of all GPUs.
+		"address of another GPU": {func(d *fakeDevice) { d.bus = h100(0).bus }, []string{"0000:18:00.0"}},
+		"UUID unknown":           {fails("UUID", unknown), []string{"unknown error"}},
+		"no UUID":                {func(d *fakeDevice) { d.uuid = "" }, []string{"UUID"}},
+		"no minor number":        {fails("MinorNumber", unknown), []string{"unknown error"}},
+		"Orin":                   {jetson("Orin (nvgpu)"), []string{"Orin (nvgpu)", "Jetson", "device plugin"}},
+		"Thor":                   {jetson("NVIDIA Thor"), []string{"NVIDIA Thor", "Jetson", "device plugin"}},
+	} {
+		t.Run(name, func(t *testing.T) {
 			broken := h100(1)
-			broken.errs[call] = errors.New("unknown error")
-			wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), broken, h100(2)}}, "GPU 1", "unknown error")
+			tt.spoil(broken)
+			wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), broken, h100(2)}}, append(tt.says, "GPU 1")...)
 		})
 	}
 	t.Run("handle", func(t *testing.T) {
 		lib := &fakeLibrary{devices: []*fakeDevice{h100(0), h100(1), h100(2)}, errs: map[string]error{"DeviceByIndex(1)": gpu.ErrLost}}
 		wantProblem(t, lib, "GPU 1", "lost")
-	})
-	t.Run("odd address", func(t *testing.T) {
-		broken := h100(1)
-		broken.bus = "nonsense"
-		wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), broken, h100(2)}}, "GPU 1", "nonsense")
-	})
-	t.Run("no uuid", func(t *testing.T) {
-		broken := h100(1)
-		broken.uuid = ""
-		wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), broken, h100(2)}}, "GPU 1")
-	})
-	// A device name that is there twice makes the API server's helper refuse the slices of all GPUs.
-	t.Run("address of another GPU", func(t *testing.T) {
-		broken := h100(1)
-		broken.bus = h100(0).bus
-		wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), broken, h100(2)}}, "GPU 1", "0000:18:00.0")
 	})
 }
 
@@ -142,9 +145,7 @@ func TestDiscover_UnidentifiableGPU(t *testing.T) {
 func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 	t.Helper()
 	node := mustDiscover(t, lib)
-	if diff := cmp.Diff([]gpu.GPU{wantH100(0), wantH100(2)}, node.GPUs); diff != "" {
-		t.Errorf("GPUs (-want +got):\n%s", diff)
-	}
+	equal(t, "GPUs", []gpu.GPU{wantH100(0), wantH100(2)}, node.GPUs)
 	if len(node.Problems) != 1 || node.Problems[0].Index != 1 {
 		t.Fatalf("got problems %v, want one, of GPU 1", node.Problems)
 	}
@@ -152,16 +153,6 @@ func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 		if !strings.Contains(node.Problems[0].Err.Error(), s) {
 			t.Errorf("problem %q does not say %q", node.Problems[0].Err, s)
 		}
-	}
-}
-
-// An integrated GPU has no PCI address, and programs know it by its name (go-nvlib, IsIntegratedGPUName).
-func TestDiscover_Jetson(t *testing.T) {
-	for _, product := range []string{"Orin (nvgpu)", "NVIDIA Thor"} {
-		integrated := h100(1)
-		integrated.product = product
-		integrated.errs["PCIInfo"] = gpu.ErrNotSupported
-		wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), integrated, h100(2)}}, "GPU 1", product, "Jetson", "device plugin")
 	}
 }
 
@@ -257,7 +248,7 @@ func TestDiscover_ContextCanceled(t *testing.T) {
 
 // A driver that answers success, and does nothing, is not believed.
 func TestSetMIG_NothingChanged(t *testing.T) {
-	if _, err := setMIG(t.Context(), fakeMIG{&fakeDevice{}}, gpu.PCIAddress{}, true); err == nil {
+	if _, err := setMIG(t.Context(), fakeMIG{d: &fakeDevice{}}, gpu.PCIAddress{}, true); err == nil {
 		t.Error("the mode is set, by a driver that has not changed it")
 	}
 }

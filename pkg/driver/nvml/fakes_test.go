@@ -23,21 +23,33 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // discover reads the hardware of a library once.
 func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
 	return newSession(lib, sysfs, newWatchdogs()).calls.discover(ctx)
 }
 
-// fakeLibrary is a driver whose calls fail as a test says.
+// fakeLibrary is a driver whose calls fail as a test says. What no test of this package calls is nil.
 type fakeLibrary struct {
+	Library
 	devices []*fakeDevice
 	errs    map[string]error // by method name
 	calls   []string
-	set     *fakeEventSet // the last one
+	called  func(name string) // may be nil
+	set     *fakeEventSet     // the last one
 }
 
 func (l *fakeLibrary) call(name string) error {
 	l.calls = append(l.calls, name)
+	if l.called != nil {
+		l.called(name)
+	}
 	return l.errs[name]
 }
 
@@ -52,8 +64,7 @@ func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
 func (l *fakeLibrary) ConfidentialComputing() (bool, error) {
 	return false, l.call("ConfidentialComputing")
 }
-func (l *fakeLibrary) AcceptsWork() (bool, error) { return false, l.call("AcceptsWork") }
-func (l *fakeLibrary) DeviceCount() (int, error)  { return len(l.devices), l.call("DeviceCount") }
+func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
 
 func (l *fakeLibrary) EventSet() (EventSet, error) {
 	if err := l.call("EventSet"); err != nil {
@@ -61,6 +72,15 @@ func (l *fakeLibrary) EventSet() (EventSet, error) {
 	}
 	l.set = &fakeEventSet{lib: l, registered: map[*fakeDevice]uint64{}}
 	return l.set, nil
+}
+
+// hangsIn makes a call not return until a channel is closed.
+func hangsIn(name string, until <-chan struct{}) func(string) {
+	return func(called string) {
+		if called == name {
+			<-until
+		}
+	}
 }
 
 // fakeEventSet is an event set that gives what a test puts into it.
@@ -86,7 +106,7 @@ func (d *fakeDevice) Handle() any { return d }
 func (d *fakeDevice) Temperature() error { return d.fail("Temperature") }
 
 func (d *fakeDevice) VirtualizationMode() (int, error) {
-	return d.virtualization, d.fail("VirtualizationMode")
+	return 0, d.fail("VirtualizationMode")
 }
 
 func (d *fakeDevice) SupportedEventTypes() (uint64, error) {
@@ -108,57 +128,38 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	return l.devices[index], nil
 }
 
-func (l *fakeLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
-	return nil, fmt.Errorf("the GPU at %s: %w", pci, gpu.ErrNotFound)
-}
-
-// fakeDevice is an H100 whose calls fail as a test says.
+// fakeDevice is an H100 whose calls fail as a test says. What no test of this package calls is nil.
 type fakeDevice struct {
-	virtualization int
-	product        string // empty: an H100
-	bus            string
-	uuid           string
-	minor          int
-	reserved       uint64
-	links          []bool // one for each link of the board
+	Device
+	product  string // empty: an H100
+	bus      string
+	uuid     string
+	minor    int
+	reserved uint64
+	links    []bool // one for each link of the board
 	// remotes are the PCI addresses of the GPUs to which links lead; other links lead to switches.
 	remotes map[int]string
 	// speeds are those of single links; without one, a link has no speed of its own.
-	speeds map[int]uint64
-	fabric FabricInfo
-	migOn  bool
-	// computeMode is one of NVML_COMPUTEMODE_*.
-	computeMode int
-	profiles    map[int]gpu.Profile     // by enum
-	placements  map[int][]gpu.Placement // by profile ID
-	pids        []int
-	events      uint64 // that the GPU has
-	recovery    uint64 // field 230
-	faults
+	speeds     map[int]uint64
+	fabric     FabricInfo
+	profiles   map[int]gpu.Profile     // by enum
+	placements map[int][]gpu.Placement // by profile ID
+	pids       []int
+	events     uint64            // that the GPU has
+	recovery   uint64            // field 230
+	errs       map[string]error  // by method name
+	called     func(name string) // may be nil
 }
 
-// faults are what the calls of a GPU fail with.
-type faults struct {
-	errs   map[string]error  // by method name
-	err    error             // of every method
-	called func(name string) // may be nil
-}
-
-// Use has a test of its own, on simulated boards.
-func (f *faults) Use() Use { return nil }
-
-func (f *faults) fail(name string) error {
-	if f.called != nil {
-		f.called(name)
+func (d *fakeDevice) fail(name string) error {
+	if d.called != nil {
+		d.called(name)
 	}
-	if f.err != nil {
-		return f.err
-	}
-	return f.errs[name]
+	return d.errs[name]
 }
 
 func (d *fakeDevice) Links() Links { return fakeLinks{d} }
-func (d *fakeDevice) MIG() MIG     { return fakeMIG{d} }
+func (d *fakeDevice) MIG() MIG     { return fakeMIG{d: d} }
 
 func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
 func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }
@@ -204,21 +205,11 @@ func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 	return values, d.fail("FieldValues")
 }
 
-func (d *fakeDevice) ComputeMode() (int, error) { return d.computeMode, d.fail("ComputeMode") }
-
-func (d *fakeDevice) SetComputeMode(mode int) error {
-	if err := d.fail("SetComputeMode"); err != nil {
-		return err
-	}
-	d.computeMode = mode
-	return nil
-}
-
 // h100 is a GPU in good health at a bus number, with two profiles.
 func h100(i int) *fakeDevice {
 	d := &fakeDevice{
 		bus: fmt.Sprintf("00000000:%02X:00.0", 0x18+0x10*i), uuid: fmt.Sprintf("GPU-%d", i), minor: i, reserved: 1 << 30,
-		links: []bool{true, true, true, false}, faults: faults{errs: map[string]error{}},
+		links: []bool{true, true, true, false}, errs: map[string]error{},
 	}
 	d.setBoard(8)
 	return d
@@ -248,14 +239,6 @@ func openFake(t *testing.T, lib *fakeLibrary) *Session {
 	}
 	return s
 }
-
-func (l *fakeLibrary) HasFunction(string) bool { return true }
-
-func (d *fakeDevice) MemoryLimits(string) (soft, hard, used uint64, err error) {
-	return 0, 0, 0, d.fail("MemoryLimits")
-}
-
-func (d *fakeDevice) SetMemoryLimits(string, uint64, uint64) error { return d.fail("SetMemoryLimits") }
 
 // fakeLinks are the NVLinks of a fakeDevice.
 type fakeLinks struct{ d *fakeDevice }
@@ -289,10 +272,13 @@ func (f fakeLinks) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
 func (f fakeLinks) FabricInfo() (FabricInfo, error) { return f.d.fabric, f.d.fail("FabricInfo") }
 
 // fakeMIG is the MIG mode of a fakeDevice, which has no partitions: those are tested on simulated boards.
-type fakeMIG struct{ d *fakeDevice }
+type fakeMIG struct {
+	MIG
+	d *fakeDevice
+}
 
 func (f fakeMIG) MIGMode() (current, pending bool, err error) {
-	return f.d.migOn, false, f.d.fail("MIGMode")
+	return false, false, f.d.fail("MIGMode")
 }
 
 func (f fakeMIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
@@ -315,11 +301,3 @@ func (f fakeMIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, 
 }
 
 func (f fakeMIG) SetMIGMode(bool) (activation, err error) { return nil, f.d.fail("SetMIGMode") }
-
-func (f fakeMIG) CreateGPUInstanceWithPlacement(int, gpu.Placement) (GPUInstance, error) {
-	return nil, gpu.ErrNotSupported
-}
-
-func (f fakeMIG) GPUInstances(int) ([]GPUInstance, error) { return nil, gpu.ErrNotSupported }
-
-func (f fakeMIG) GPUInstanceByID(int) (GPUInstance, error) { return nil, gpu.ErrNotSupported }

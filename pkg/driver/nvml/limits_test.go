@@ -3,14 +3,12 @@
 package nvml_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // Whether memory is limited by cgroup is asked where the kernel has the files for it, and of GPUs that can answer.
@@ -33,16 +31,9 @@ func TestLimitsMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root, groups := filepath.Join(t.TempDir(), "root"), t.TempDir()
 			_, err := sim.Create(root, "hgx-h100", sim.WithoutDeviceNodes(), sim.WithDriverVersion(test.driver))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			n, err := sim.Open(root)
-			if err == nil {
-				err = n.Init()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			files := map[string]string{"cgroup.controllers": ""}
 			for _, f := range test.files {
 				files[f] = ""
@@ -52,23 +43,14 @@ func TestLimitsMemory(t *testing.T) {
 			}
 			for f, data := range files {
 				path := filepath.Join(groups, f)
-				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+				must(t, os.WriteFile(path, []byte(data), 0o600))
 			}
 			for _, i := range test.mig {
-				if activation, err := n.Device(i).MIG().SetMIGMode(true); activation != nil || err != nil {
-					t.Fatal(activation, err)
-				}
+				setMIGMode(t, n, i)
 			}
-			session, err := simulated.OpenNode(t.Context(), n)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, err := session.LimitsMemory(t.Context(), session.Node().GPUs[0].PCI, groups); got != test.want || err != nil {
+			b := open(t, n)
+			if got, err := b.LimitsMemory(t.Context(), b.gpu(0).PCI, groups); got != test.want || err != nil {
 				t.Errorf("got %t, %v, want %t", got, err, test.want)
 			}
 		})
@@ -77,19 +59,9 @@ func TestLimitsMemory(t *testing.T) {
 
 // A GPU that does not answer, such as one that is closed for its reset, has not said that it limits nothing.
 func TestLimitsMemory_Unanswered(t *testing.T) {
-	n, err := sim.New("hgx-h100", sim.WithDriverVersion("615.12"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	session, err := simulated.OpenNode(t.Context(), n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pci := session.Node().GPUs[0].PCI
-	if err := session.Release(t.Context(), pci); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := session.LimitsMemory(t.Context(), pci, t.TempDir()); !errors.Is(err, gpu.ErrReleased) {
-		t.Errorf("got %v, want %v", err, gpu.ErrReleased)
-	}
+	b := newBed(t, "hgx-h100", sim.WithDriverVersion("615.12"))
+	pci := b.gpu(0).PCI
+	must(t, b.Release(t.Context(), pci))
+	_, err := b.LimitsMemory(t.Context(), pci, t.TempDir())
+	mustFail(t, err, gpu.ErrReleased)
 }

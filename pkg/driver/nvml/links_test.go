@@ -6,8 +6,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -34,9 +32,7 @@ func TestReadLinks_Active(t *testing.T) {
 			if got != nil {
 				active = &got.Active
 			}
-			if diff := cmp.Diff(tt.want, active); diff != "" {
-				t.Errorf("active links (-want +got):\n%s", diff)
-			}
+			equal(t, "active links", tt.want, active)
 		})
 	}
 }
@@ -49,15 +45,11 @@ func TestReadLinks_Peers(t *testing.T) {
 	want := &gpu.NVLinks{Active: 3, Version: gpu.Version{Major: 4}, MBps: 3 * 26562, Peers: []gpu.NVLinkPeer{
 		{PCI: gpu.PCIAddress{Bus: 0x1b}, Links: 2}, {PCI: gpu.PCIAddress{Bus: 0x3b}, Links: 1},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("links (-want +got):\n%s", diff)
-	}
+	equal(t, "links", want, got)
 	d.errs["NVLinkRemotePCIInfo"] = gpu.ErrNotSupported
 	want.Peers = nil
 	got = mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0].NVLinks
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("links without addresses (-want +got):\n%s", diff)
-	}
+	equal(t, "links without addresses", want, got)
 }
 
 func TestReadLinks_Speed(t *testing.T) {
@@ -103,9 +95,7 @@ func TestReadFabric(t *testing.T) {
 			d := h100(0)
 			d.fabric = tt.info
 			got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0].Fabric
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("fabric (-want +got):\n%s", diff)
-			}
+			equal(t, "fabric", tt.want, got)
 		})
 	}
 	d := h100(0)
@@ -127,9 +117,7 @@ func TestReadLinks_InvalidAnswers(t *testing.T) {
 		d, want := h100(0), wantH100(0)
 		d.errs[call] = errors.New("unknown error")
 		change(&want)
-		if diff := cmp.Diff([]gpu.GPU{want}, mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", call, diff)
-		}
+		equal(t, call, []gpu.GPU{want}, mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs)
 	}
 }
 
@@ -139,7 +127,5 @@ func TestNVLinkVersions(t *testing.T) {
 	for enum, v := range nvlinkVersions {
 		got[enum] = v.String()
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("NVML_NVLINK_VERSION_* (-want +got):\n%s", diff)
-	}
+	equal(t, "NVML_NVLINK_VERSION_*", want, got)
 }

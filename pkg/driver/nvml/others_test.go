@@ -4,7 +4,6 @@ package nvml_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -18,37 +17,25 @@ import (
 // What programs by others call of the simulated library: go-nvlib's device, and functions that DCGM, mig-parted and
 // NVIDIA's tools read.
 func TestSharedLibrary_OtherPrograms(t *testing.T) {
-	if _, err := os.Stat(built); err != nil {
-		t.Skipf("the simulated NVML library is not built (make build): %v", err)
-	}
+	needLibrary(t)
 	if os.Getenv(asModel) == "" {
-		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSharedLibrary_OtherPrograms$")
-		again.Env = append(os.Environ(), asModel+"=hgx-h100")
-		if out, err := again.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+		inOwnProcess(t, "hgx-h100")
 		return
 	}
 	root := filepath.Join(t.TempDir(), "root")
 	node, err := sim.Create(root, "hgx-h100", sim.WithLibrary(built), sim.WithoutDeviceNodes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lib := gonvml.New(gonvml.WithLibraryPath(filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")))
 	mustReturn(t, "Init", lib.Init())
 	partition(t, node)
-	if err := node.Clients().Add(0, sim.Client{PID: 4711, Name: "python", GPUInstance: 1, ComputeInstance: 0}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, node.Clients().Add(0, sim.Client{PID: 4711, Name: "python", GPUInstance: 1, ComputeInstance: 0}))
 
 	gpus, err := device.New(lib).GetDevices()
 	if err != nil || len(gpus) != 8 {
 		t.Fatalf("go-nvlib finds %d GPUs, %v", len(gpus), err)
 	}
 	bus, err := gpus[0].GetPCIBusID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	short, ret := lib.DeviceGetHandleByPciBusId(bus[len(bus)-len("1b:00.0"):])
 	mustReturn(t, "DeviceGetHandleByPciBusId of "+bus, ret)
 	if index, ret := short.GetIndex(); index != 0 || ret != gonvml.SUCCESS {
@@ -62,18 +49,10 @@ func TestSharedLibrary_OtherPrograms(t *testing.T) {
 // partition makes partitions 1g at 0 and 3g at 4 on GPU 0.
 func partition(t *testing.T, node *sim.Node) {
 	t.Helper()
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	d := node.Device(0)
-	if activation, err := d.MIG().SetMIGMode(true); activation != nil || err != nil {
-		t.Fatal(activation, err)
-	}
+	setMIGMode(t, node, 0)
 	for _, id := range []int{9, 19} {
-		gi, err := d.MIG().CreateGPUInstance(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		gi, err := node.Device(0).MIG().CreateGPUInstance(id)
+		must(t, err)
 		if _, err := gi.CreateComputeInstance(map[int]int{9: 2, 19: 0}[id]); err != nil {
 			t.Fatal(err)
 		}

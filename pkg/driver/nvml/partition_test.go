@@ -17,7 +17,7 @@ func TestPartitions_Lifecycle(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "rtx-pro-6000", "gb200-nvl72", "hgx-b200"} {
 		b := newBed(t, model)
 		b.enable()
-		for _, s := range b.gpu0().Shapes() {
+		for _, s := range b.gpu(0).Shapes() {
 			if !s.IsPartition() {
 				continue
 			}
@@ -32,12 +32,12 @@ func TestPartitions_Lifecycle(t *testing.T) {
 			if ci := b.status().Instances[0].Compute[0]; ci.Size != s.Profile.ComputeSlices {
 				t.Errorf("%s: the compute instance of %s has %d slices, want all %d", model, s.Name(), ci.Size, s.Profile.ComputeSlices)
 			}
-			found, err := b.Partitions(t.Context(), b.gpu0())
+			found, err := b.Partitions(t.Context(), b.gpu(0))
 			if diff := cmp.Diff([]gpu.Partition{created}, found); diff != "" || err != nil {
 				t.Errorf("%s: partitions (-created +found): %v\n%s", model, err, diff)
 			}
 			for range 2 { // gone already is no error
-				if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, created); err != nil {
+				if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, created); err != nil {
 					t.Errorf("%s: destroy %s: %v", model, s.Name(), err)
 				}
 			}
@@ -53,9 +53,7 @@ func TestCreatePartition_StepFails(t *testing.T) {
 		b := newBed(t, "hgx-h100")
 		b.enable()
 		kept := b.create(19, 0)
-		if err := b.node.Faults().FailNth(call, 1, sim.CodeUnknown); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().FailNth(call, 1, sim.CodeUnknown))
 		part, err := b.CreatePartition(t.Context(), b.shape(9, 4))
 		want := []string{"19@0/1"}
 		if err == nil {
@@ -67,10 +65,8 @@ func TestCreatePartition_StepFails(t *testing.T) {
 		if errors.Is(err, gpu.ErrLeftBehind) {
 			t.Errorf("%s failed: got %v though nothing is left", call, err)
 		}
-		if err := b.node.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, kept); err != nil {
+		must(t, b.node.Faults().Clear(-1))
+		if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, kept); err != nil {
 			t.Errorf("%s failed: the neighbouring partition: %v", call, err)
 		}
 	}
@@ -94,9 +90,7 @@ func TestCreatePartition_LeftBehind(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	for _, call := range []string{"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"} {
-		if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
 	}
 	_, err := b.CreatePartition(t.Context(), b.shape(9, 4))
 	mustFail(t, err, gpu.ErrLeftBehind)
@@ -106,36 +100,26 @@ func TestDestroyPartition_Unmanaged(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	ours := b.create(5, 0) // GPU instance 1
-	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, ours); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.DestroyPartition(t.Context(), b.gpu(0).PCI, ours))
 	theirs := b.create(9, 0) // the same ID, another profile
 	if theirs.GI != ours.GI {
 		t.Fatalf("GPU instances %d and %d, want the same ID", ours.GI, theirs.GI)
 	}
-	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, ours); err != nil {
+	if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, ours); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff([]string{"9@0/1"}, b.instances()); diff != "" {
-		t.Errorf("instances (-want +got):\n%s", diff)
-	}
+	equal(t, "instances", []string{"9@0/1"}, b.instances())
 }
 
 func TestDestroyPartition_InUse(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	part := b.create(9, 4)
-	if err := b.node.Clients().Add(0, sim.Client{PID: 7, Name: "train", GPUInstance: part.GI, ComputeInstance: *part.CI}); err != nil {
-		t.Fatal(err)
-	}
-	mustFail(t, b.DestroyPartition(t.Context(), b.gpu0().PCI, part), gpu.ErrInUse)
-	if diff := cmp.Diff([]string{"9@4/1"}, b.instances()); diff != "" {
-		t.Errorf("instances (-want +got):\n%s", diff)
-	}
-	if err := b.node.Clients().Remove(0, 7); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, part); err != nil {
+	must(t, b.node.Clients().Add(0, sim.Client{PID: 7, Name: "train", GPUInstance: part.GI, ComputeInstance: *part.CI}))
+	mustFail(t, b.DestroyPartition(t.Context(), b.gpu(0).PCI, part), gpu.ErrInUse)
+	equal(t, "instances", []string{"9@4/1"}, b.instances())
+	must(t, b.node.Clients().Remove(0, 7))
+	if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, part); err != nil {
 		t.Error(err)
 	}
 }
@@ -146,24 +130,22 @@ func TestDestroyPartition_NoComputeInstance(t *testing.T) {
 	if _, err := b.node.Device(0).MIG().CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2}); err != nil {
 		t.Fatal(err)
 	}
-	found, err := b.Partitions(t.Context(), b.gpu0())
+	found, err := b.Partitions(t.Context(), b.gpu(0))
 	if err != nil || len(found) != 1 || found[0].CI != nil || found[0].UUID != "" || found[0].ProfileID != 14 {
 		t.Fatalf("got %+v, %v, want one partition without compute instance", found, err)
 	}
-	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, found[0]); err != nil {
+	if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, found[0]); err != nil {
 		t.Error(err)
 	}
 	// A record that knows of none meets one that has several after all.
 	gi, err := b.node.Device(0).MIG().CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 2 {
 		if _, err := gi.CreateComputeInstance(0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, found[0]); err != nil {
+	if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI, found[0]); err != nil {
 		t.Error(err)
 	}
 	if got := b.instances(); len(got) > 0 {
@@ -174,10 +156,10 @@ func TestDestroyPartition_NoComputeInstance(t *testing.T) {
 func TestPartitions_MIGModeOff(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "l40s", "dgx-a100"} {
 		b := newBed(t, model)
-		if found, err := b.Partitions(t.Context(), b.gpu0()); err != nil || len(found) > 0 {
+		if found, err := b.Partitions(t.Context(), b.gpu(0)); err != nil || len(found) > 0 {
 			t.Errorf("%s: got %v, %v, want none", model, found, err)
 		}
-		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI,
+		if err := b.DestroyPartition(t.Context(), b.gpu(0).PCI,
 			gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Size: 1}, GI: 7}); err != nil {
 			t.Errorf("%s: destroy what is not there: %v", model, err)
 		}
@@ -190,11 +172,9 @@ func TestPartitions_TransientError(t *testing.T) {
 			b := newBed(t, "hgx-h100")
 			b.enable()
 			created := b.create(9, 4)
-			if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.node.Faults().FailNth(call, nth, sim.CodeUnknown))
 			b.node.Calls().Reset()
-			found, err := b.Partitions(t.Context(), b.gpu0())
+			found, err := b.Partitions(t.Context(), b.gpu(0))
 			if diff := cmp.Diff([]gpu.Partition{created}, found); err == nil && diff != "" {
 				t.Errorf("call %d of %s failed: partitions (-created +found):\n%s", nth, call, diff)
 			}
@@ -213,10 +193,8 @@ func TestPartitionAt_ComputeInstanceUnreadable(t *testing.T) {
 			b := newBed(t, "hgx-h100")
 			b.enable()
 			created := b.create(9, 4)
-			if err := b.node.Faults().FailNth(call, 1, code); err != nil {
-				t.Fatal(err)
-			}
-			if found, err := b.PartitionAt(t.Context(), b.gpu0().PCI, created); err == nil {
+			must(t, b.node.Faults().FailNth(call, 1, code))
+			if found, err := b.PartitionAt(t.Context(), b.gpu(0).PCI, created); err == nil {
 				t.Errorf("%s returns %d: got %v, want an error", call, code, found)
 			}
 		}
@@ -225,19 +203,15 @@ func TestPartitionAt_ComputeInstanceUnreadable(t *testing.T) {
 
 func TestSetMIG_Hopper(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	pci := b.gpu0().PCI
+	pci := b.gpu(0).PCI
 	mode := func() [2]bool { return [2]bool{b.status().MIG, b.status().MIGPending} }
 	on, off := [2]bool{true, true}, [2]bool{}
-	if err := b.node.Clients().Add(0, sim.Client{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Clients().Add(0, sim.Client{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}))
 	mustFail(t, b.SetMIG(t.Context(), pci, true), gpu.ErrInUse)
 	if mode() != off {
 		t.Errorf("refused: got mode and pending mode %v, want %v", mode(), off)
 	}
-	if err := b.node.Clients().Remove(0, 71); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Clients().Remove(0, 71))
 	b.enable()
 	b.enable()
 	if mode() != on {
@@ -248,36 +222,19 @@ func TestSetMIG_Hopper(t *testing.T) {
 	if mode() != on {
 		t.Errorf("refused with a partition: got mode and pending mode %v, want %v", mode(), on)
 	}
-	if err := errors.Join(b.DestroyPartition(t.Context(), pci, part), b.SetMIG(t.Context(), pci, false)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(b.DestroyPartition(t.Context(), pci, part), b.SetMIG(t.Context(), pci, false)))
 	if mode() != off {
 		t.Errorf("disabled: got mode and pending mode %v, want %v", mode(), off)
 	}
-	if err := b.node.Faults().FailNth("nvmlDeviceSetMigMode", 1, sim.CodeUnknown); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Faults().FailNth("nvmlDeviceSetMigMode", 1, sim.CodeUnknown))
 	if err := b.SetMIG(t.Context(), pci, true); err == nil || mode() != off {
 		t.Errorf("failed: got %v and modes %v, want an error and %v", err, mode(), off)
 	}
 }
 
-func TestSetMIG_ResetRequired(t *testing.T) {
-	for _, model := range []string{"dgx-a100", "a30"} {
-		b := newBed(t, model, sim.WithPassThrough())
-		mustFail(t, b.SetMIG(t.Context(), b.gpu0().PCI, true), gpu.ErrResetRequired)
-		if st := b.status(); st.MIG || st.MIGPending {
-			t.Errorf("%s: mode %t, pending mode %t, want neither", model, st.MIG, st.MIGPending)
-		}
-		if err := b.SetMIG(t.Context(), b.gpu0().PCI, false); err != nil {
-			t.Errorf("%s: the mode it has: %v", model, err)
-		}
-	}
-}
-
 func TestSetMIG_NotSupported(t *testing.T) {
 	b := newBed(t, "l40s")
-	mustFail(t, b.SetMIG(t.Context(), b.gpu0().PCI, true), gpu.ErrNotSupported)
+	mustFail(t, b.SetMIG(t.Context(), b.gpu(0).PCI, true), gpu.ErrNotSupported)
 	mustFail(t, b.SetMIG(t.Context(), gpu.PCIAddress{Bus: 0xfe}, true), gpu.ErrNotFound)
 }
 
@@ -288,15 +245,11 @@ func TestCreatePartition_CallCount(t *testing.T) {
 	var part gpu.Partition
 	for round := range 3 {
 		prepare := b.calls(func() {
-			if err := errors.Join(b.VerifyGPU(ctx, b.gpu0()), b.SetMIG(ctx, b.gpu0().PCI, true)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(b.VerifyGPU(ctx, b.gpu(0)), b.SetMIG(ctx, b.gpu(0).PCI, true)))
 			part = b.create(19, 6)
 		})
 		unprepare := b.calls(func() {
-			if err := b.DestroyPartition(ctx, b.gpu0().PCI, part); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.DestroyPartition(ctx, b.gpu(0).PCI, part))
 		})
 		t.Logf("round %d: %d calls to prepare, %d to unprepare", round, prepare, unprepare)
 		if round > 0 && (prepare > 9 || unprepare > 6) {

@@ -36,15 +36,11 @@ func TestPCIGPUs(t *testing.T) {
 		"0000:00:02.0": {"0x8086", "0x030000", ""},
 	})
 	got, err := pciGPUs(sysfs, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []pciGPU{
 		{gpu.PCIAddress{Bus: 0x18}, "nvidia"}, {gpu.PCIAddress{Bus: 0x19}, ""}, {gpu.PCIAddress{Bus: 0x1a}, "vfio-pci"},
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(pciGPU{})); diff != "" {
-		t.Errorf("functions (-want +got):\n%s", diff)
-	}
+	equal(t, "functions", want, got, cmp.AllowUnexported(pciGPU{}))
 }
 
 func TestSession_Absent(t *testing.T) {

@@ -53,24 +53,6 @@ func TestCheck_EveryCode(t *testing.T) {
 	}
 }
 
-func TestProfileName(t *testing.T) {
-	const gib = 1 << 30
-	tests := map[string]struct {
-		profile gpu.Profile
-		total   uint64
-	}{
-		"1g.10gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, ComputeSlices: 1, Memory: 10 * gib}, 80 * gib},
-		"1g.10gb+me": {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1, ComputeSlices: 1, Memory: 10 * gib}, 80 * gib},
-		"1g.20gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2, ComputeSlices: 1, Memory: 20 * gib}, 80 * gib},
-		"3g.40gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_3_SLICE, ComputeSlices: 3, Memory: 40 * gib}, 80 * gib},
-	}
-	for want, tt := range tests {
-		if got := profileName(tt.profile, tt.total); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 // go-nvlib aborts on profiles it does not know; a board newer than this release must not end the plugin.
 func TestProfileName_Unknown(t *testing.T) {
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT + 8 {

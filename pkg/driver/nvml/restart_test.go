@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -20,9 +18,7 @@ func TestRestart_SlowCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &calls{lib: &fakeLibrary{}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 		idle, slow := c.dogs.of(0), c.dogs.of(1)
-		if err := slow.begin(t.Context(), "a slow call", 30*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		must(t, slow.begin(t.Context(), "a slow call", 30*time.Second))
 		at := time.Now()
 		err := c.restart(t.Context(), "", releaseWait, func() { t.Error("restarted under a call") })
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrHangs) || time.Since(at) != releaseWait {
@@ -35,22 +31,11 @@ func TestRestart_SlowCall(t *testing.T) {
 	})
 }
 
-// slowInit is a library whose nvmlInit_v2 returns late.
-type slowInit struct {
-	*fakeLibrary
-	end chan struct{}
-}
-
-func (s slowInit) Init() error {
-	<-s.end
-	return nil
-}
-
 // Nothing is called before a restart that is late has ended: it is in the middle of the library.
 func TestRestart_Hangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lib := slowInit{&fakeLibrary{}, make(chan struct{})}
-		c := &calls{lib: lib, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
+		end := make(chan struct{})
+		c := &calls{lib: &fakeLibrary{called: hangsIn("Init", end)}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 		dog, begun := c.dogs.of(0), false
 		if err := c.restart(t.Context(), "", releaseWait, func() { begun = true }); !errors.Is(err, gpu.ErrHangs) {
 			t.Errorf("restart = %v", err)
@@ -58,7 +43,7 @@ func TestRestart_Hangs(t *testing.T) {
 		if !dog.busy() || !c.dogs.library.busy() {
 			t.Error("calls go on during the restart")
 		}
-		close(lib.end)
+		close(end)
 		synctest.Wait()
 		if dog.busy() || !begun {
 			t.Error("calls wait after the restart")
@@ -87,9 +72,7 @@ func TestRestart_FreesSamples(t *testing.T) {
 	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{m, &freed}, "a"}}})
 	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{m, &freed}, "b"}, 8: {freedSample{m, &freed}, "c"}}})
 	for range 2 {
-		if err := c.restart(t.Context(), "", releaseWait, func() {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.restart(t.Context(), "", releaseWait, func() {}))
 	}
 	if freed != 3 {
 		t.Errorf("%d samples were freed without the lock, want 3", freed)
@@ -103,9 +86,7 @@ func TestScan_MergeProfiles(t *testing.T) {
 	none := func(gpu.PCIAddress) bool { return false }
 	before := &discovery{node: gpu.Node{GPUs: []gpu.GPU{was}}}
 	next := (&scan{}).merge(before, &discovery{node: gpu.Node{GPUs: []gpu.GPU{now}}}, 0, none)
-	if diff := cmp.Diff(now.MIG, next.node.GPUs[0].MIG); diff != "" {
-		t.Errorf("MIG (-want +got):\n%s", diff)
-	}
+	equal(t, "MIG", now.MIG, next.node.GPUs[0].MIG)
 	back := (&scan{}).merge(next, before, 0, none) // and they stay known
 	if len(back.node.GPUs[0].MIG.Profiles) == 0 || back.node.GPUs[0].MIG.Enabled {
 		t.Errorf("out of MIG mode: %+v", back.node.GPUs[0].MIG)

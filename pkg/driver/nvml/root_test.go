@@ -20,17 +20,13 @@ func withLibrary(t *testing.T, root string, linked bool) (path string) {
 	if !linked {
 		target = path
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700),
-		os.WriteFile(target, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700),
+		os.WriteFile(target, nil, 0o600)))
 	if linked {
 		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+driverroot.LibraryName)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
 			os.Symlink("/etc/alternatives/nvidia--"+driverroot.LibraryName,
-				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+driverroot.LibraryName, alternative)); err != nil {
-			t.Fatal(err)
-		}
+				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+driverroot.LibraryName, alternative)))
 	}
 	return target
 }
@@ -38,9 +34,7 @@ func withLibrary(t *testing.T, root string, linked bool) (path string) {
 func TestFindLibrary_FirstRoot(t *testing.T) {
 	temp := func() string {
 		dir, err := filepath.EvalSymlinks(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return dir
 	}
 	for _, linked := range []bool{false, true} {
@@ -59,26 +53,23 @@ func TestFindLibrary_FirstRoot(t *testing.T) {
 	}
 }
 
-func TestFindLibrary_Jetson(t *testing.T) {
-	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "etc/nv_tegra_release"), []byte("# R35 (release), REVISION: 4.1"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := FindLibrary(Options{DriverRoot: t.TempDir(), OtherRoots: []string{root}})
-	wantError(t, err, "Jetson", "device plugin")
-	if !errors.Is(err, gpu.ErrLibraryNotFound) {
-		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
-	}
-}
-
-func TestFindLibrary_NoDriver(t *testing.T) {
-	a, b := t.TempDir(), t.TempDir()
-	_, err := FindLibrary(Options{DriverRoot: a, OtherRoots: []string{b}})
-	wantError(t, err, a, b, "--driver-root")
-	if !errors.Is(err, gpu.ErrLibraryNotFound) {
-		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+func TestFindLibrary_None(t *testing.T) {
+	a, b, jetson := t.TempDir(), t.TempDir(), t.TempDir()
+	missing := filepath.Join(a, driverroot.LibraryName)
+	must(t, errors.Join(os.Mkdir(filepath.Join(jetson, "etc"), 0o700),
+		os.WriteFile(filepath.Join(jetson, "etc/nv_tegra_release"), []byte("# R35 (release), REVISION: 4.1"), 0o600)))
+	for name, tt := range map[string]struct {
+		opts Options
+		says []string
+	}{
+		"no driver":   {Options{DriverRoot: a, OtherRoots: []string{b}}, []string{driverroot.LibraryName, a, b, "--driver-root", "--nvml-library"}},
+		"wrong path":  {Options{DriverRoot: a, LibraryPath: missing}, []string{missing, "--nvml-library"}},
+		"on a Jetson": {Options{DriverRoot: a, OtherRoots: []string{jetson}}, []string{"Jetson", "device plugin"}},
+	} {
+		_, err := FindLibrary(tt.opts)
+		wantError(t, err, tt.says...)
+		if !errors.Is(err, gpu.ErrLibraryNotFound) {
+			t.Errorf("%s: got %v, want %v", name, err, gpu.ErrLibraryNotFound)
+		}
 	}
 }

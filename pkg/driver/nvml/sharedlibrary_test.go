@@ -30,16 +30,12 @@ func openBoth(t *testing.T, model string) (node *sim.Node, inProcess, shared *nv
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "root")
 	node, err := sim.Create(root, model, sim.WithLibrary(built), sim.WithoutDeviceNodes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if inProcess, err = simulated.OpenNode(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
 	shared, err = nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := shared.Close(); err != nil {
 			t.Error(err)
@@ -84,9 +80,7 @@ func TestSharedLibrary_Behaviour(t *testing.T) {
 	needLibrary(t)
 	node, inProcess, shared := openBoth(t, "hgx-h100")
 	g := &shared.Node().GPUs[0]
-	if err := shared.SetMIG(t.Context(), g.PCI, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shared.SetMIG(t.Context(), g.PCI, true))
 	same := func(want int) []gpu.Partition {
 		t.Helper()
 		a, errA := inProcess.Partitions(t.Context(), g)
@@ -129,9 +123,7 @@ func TestSharedLibrary_Behaviour(t *testing.T) {
 	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrPartitioned)
 	part := same(2)[0]
 	client := sim.Client{PID: os.Getpid(), Name: "test", GPUInstance: part.GI, ComputeInstance: *part.CI}
-	if err := node.Clients().Add(0, client); err != nil {
-		t.Fatal(err)
-	}
+	must(t, node.Clients().Add(0, client))
 	mustFail(t, shared.DestroyPartition(t.Context(), g.PCI, part), gpu.ErrInUse)
 	if pids, err := shared.Processes(t.Context(), g.PCI); err != nil || len(pids) != 1 || pids[0] != client.PID {
 		t.Errorf("got processes %v, %v, want %d", pids, err, client.PID)

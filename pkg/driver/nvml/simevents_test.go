@@ -35,15 +35,9 @@ func TestSimulated_Faults(t *testing.T) {
 
 func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(node.Hardware().RaiseXID(0, 13)) // before anybody watches
+	must(t, node.Hardware().RaiseXID(0, 13)) // before anybody watches
 	events, err := s.Events(t.Context())
-	must(err)
+	must(t, err)
 	defer func() {
 		if err := events.Close(); err != nil {
 			t.Error(err)
@@ -52,15 +46,15 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	pci := func(i int) *gpu.PCIAddress { return &s.Node().GPUs[i].PCI }
 	gi := 7
 	none := uint32(0xFFFFFFFF)
-	must(node.Hardware().RaiseXID(3, 79))
-	must(node.Hardware().Raise(4, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: 7}))
-	must(node.Hardware().Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
-	must(node.Hardware().Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
-	must(node.Hardware().SetRecoveryAction(7, 2))
+	must(t, node.Hardware().RaiseXID(3, 79))
+	must(t, node.Hardware().Raise(4, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: 7}))
+	must(t, node.Hardware().Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
+	must(t, node.Hardware().Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
+	must(t, node.Hardware().SetRecoveryAction(7, 2))
 	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryReboot || err != nil {
 		t.Errorf("recovery action: got %d, %v, want %d", got, err, gpu.RecoveryReboot)
 	}
-	must(s.SetMIG(t.Context(), *pci(0), true))
+	must(t, s.SetMIG(t.Context(), *pci(0), true))
 	for _, want := range []gpu.Event{
 		{Kind: gpu.MIGChanged, PCI: pci(0)}, // in order of the GPUs
 		{Kind: gpu.XIDReported, PCI: pci(3), XID: 79},
@@ -78,25 +72,23 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 		t.Errorf("got %s, %v, want nothing more", got, err)
 	}
 
-	must(node.Hardware().Lose(2))
+	must(t, node.Hardware().Lose(2))
 	if _, _, err := events.Next(10 * time.Second); !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("a lost GPU: got %v, want %v", err, gpu.ErrLost)
 	}
-	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); !errors.Is(err, gpu.ErrLost) {
-		t.Errorf("the lost GPU: got %v, want %v", err, gpu.ErrLost)
-	}
+	mustFail(t, s.VerifyGPU(t.Context(), &s.Node().GPUs[2]), gpu.ErrLost)
 	second, err := s.Events(t.Context())
-	must(err)
-	must(node.Hardware().RaiseXID(3, 119))
+	must(t, err)
+	must(t, node.Hardware().RaiseXID(3, 119))
 	if got, happened, err := second.Next(10 * time.Second); got.XID != 119 || !happened || err != nil {
 		t.Errorf("a set created while a GPU is lost: got %s, %v, want an event of another GPU", got, err)
 	}
-	must(second.Close())
-	must(node.Faults().FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
+	must(t, second.Close())
+	must(t, node.Faults().FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
 	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryUnknown || err != nil {
 		t.Errorf("an older driver: got %d, %v, want %d", got, err, gpu.RecoveryUnknown)
 	}
-	must(node.Faults().Clear(-1))
+	must(t, node.Faults().Clear(-1))
 	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); err != nil {
 		t.Errorf("the GPU that is back: %v", err)
 	}

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
@@ -27,9 +25,7 @@ func sysfsOf(target string, files map[string]string) fs.ReadLinkFS {
 func sitsAt(t *testing.T, sysfs fs.ReadLinkFS) gpu.GPU {
 	t.Helper()
 	d, err := discover(t.Context(), &fakeLibrary{devices: []*fakeDevice{h100(0)}}, sysfs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g := d.node.GPUs[0]
 	return gpu.GPU{NUMANode: g.NUMANode, NearNUMANodes: g.NearNUMANodes, PCIePath: g.PCIePath, CPUAffinity: g.CPUAffinity}
 }
@@ -66,19 +62,13 @@ func TestReadSysfs(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, sitsAt(t, sysfsOf(tt.target, tt.files))); diff != "" {
-				t.Errorf("where the GPU sits (-want +got):\n%s", diff)
-			}
+			equal(t, "where the GPU sits", tt.want, sitsAt(t, sysfsOf(tt.target, tt.files)))
 		})
 	}
-	if diff := cmp.Diff(gpu.GPU{}, sitsAt(t, noSysfs())); diff != "" {
-		t.Errorf("without sysfs (-want +got):\n%s", diff)
-	}
+	equal(t, "without sysfs", gpu.GPU{}, sitsAt(t, noSysfs()))
 }
 
 func TestReadSysfs_NoLink(t *testing.T) {
 	tree := fstest.MapFS{"bus/pci/devices/0000:18:00.0/local_cpulist": {Data: []byte("0-3\n")}}
-	if diff := cmp.Diff(gpu.GPU{CPUAffinity: "0-3"}, sitsAt(t, tree)); diff != "" {
-		t.Errorf("where the GPU sits (-want +got):\n%s", diff)
-	}
+	equal(t, "where the GPU sits", gpu.GPU{CPUAffinity: "0-3"}, sitsAt(t, tree))
 }

@@ -16,19 +16,15 @@ import (
 
 func (b *bed) use(q nvml.UseQuery) gpu.Reading {
 	b.t.Helper()
-	r, err := b.meter.Read(b.t.Context(), b.gpu0().PCI, q)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	r, err := b.meter.Read(b.t.Context(), b.gpu(0).PCI, q)
+	must(b.t, err)
 	return r
 }
 
 func (b *bed) busy(pid, gi, sm int) {
 	b.t.Helper()
 	c := sim.Client{PID: pid, GPUInstance: gi, ComputeInstance: min(gi, 0), Memory: 1 << 30, Load: &sim.Load{SM: sm}}
-	if err := b.node.Clients().SetLoad(0, c); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.node.Clients().SetLoad(0, c))
 }
 
 // simClock is the time of a node whose load is measured; looks at it are of the real time.
@@ -109,37 +105,37 @@ func TestUse_CallFails(t *testing.T) {
 	if r := b.use(nvml.UseQuery{}); r.Processes != nil || r.Energy == nil {
 		t.Errorf("got %+v", r)
 	}
-	if err := b.node.Hardware().Lose(0); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.meter.Read(t.Context(), b.gpu0().PCI, nvml.UseQuery{}); err != nil && !errors.Is(err, gpu.ErrLost) {
+	must(t, b.node.Hardware().Lose(0))
+	if _, err := b.meter.Read(t.Context(), b.gpu(0).PCI, nvml.UseQuery{}); err != nil && !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// hangingLook begins a look, and returns once a call of it hangs.
+func (b *bed) hangingLook(ctx context.Context) (done chan error) {
+	b.t.Helper()
+	const call = "nvmlDeviceGetTotalEnergyConsumption"
+	must(b.t, b.node.Faults().HangCall(0, call))
+	done = make(chan error, 1)
+	go func() {
+		_, err := b.meter.Read(ctx, b.gpu(0).PCI, nvml.UseQuery{})
+		done <- err
+	}()
+	for b.node.Calls().Of(call) == 0 {
+		<-time.After(time.Millisecond)
+	}
+	return done
 }
 
 // A call that hangs keeps nobody else from the GPU.
 func TestUse_HangsAlone(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetTotalEnergyConsumption", Hang: true}); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := b.meter.Read(t.Context(), b.gpu0().PCI, nvml.UseQuery{})
-		done <- err
-	}()
-	for b.node.Calls().Of("nvmlDeviceGetTotalEnergyConsumption") == 0 {
-		<-time.After(time.Millisecond)
-	}
-	if _, err := b.Processes(t.Context(), b.gpu0().PCI); err != nil {
+	done := b.hangingLook(t.Context())
+	if _, err := b.Processes(t.Context(), b.gpu(0).PCI); err != nil {
 		t.Errorf("another call: %v", err)
 	}
-	if err := b.Close(); !errors.Is(err, gpu.ErrHangs) {
-		t.Errorf("Close with a call in it: got %v, want %v", err, gpu.ErrHangs)
-	}
-	if err := b.node.Faults().Clear(0); err != nil {
-		t.Fatal(err)
-	}
+	mustFail(t, b.Close(), gpu.ErrHangs)
+	must(t, b.node.Faults().Clear(0))
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -148,22 +144,10 @@ func TestUse_HangsAlone(t *testing.T) {
 // A driver is released while a look is under way, whose caller has gone: the session that stays open keeps its module loaded for good.
 func TestClose_LookUnderWay(t *testing.T) {
 	b := newBed(t, "hgx-h100")
-	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetTotalEnergyConsumption", Hang: true}); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := b.meter.Read(ctx, b.gpu0().PCI, nvml.UseQuery{})
-		done <- err
-	}()
-	for b.node.Calls().Of("nvmlDeviceGetTotalEnergyConsumption") == 0 {
-		<-time.After(time.Millisecond)
-	}
+	done := b.hangingLook(ctx)
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want %v", err, context.Canceled)
-	}
+	mustFail(t, <-done, context.Canceled)
 	time.AfterFunc(50*time.Millisecond, func() { _ = b.node.Faults().Clear(0) })
 	if err := b.Close(); err != nil {
 		t.Errorf("the call ends soon: %v", err)

@@ -11,47 +11,31 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
-	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
 
 // hanging opens a session on a node of two GPUs of which a call on the first hangs, within a bubble of its own time, and
 // ends the hang after the test.
-func hanging(t *testing.T, call string, before bool) (*sim.Node, *nvml.Session) {
+func hanging(t *testing.T, call string, atStart bool) *bed {
 	t.Helper()
-	node, err := sim.New("a30")
-	if err != nil {
-		t.Fatal(err)
+	hang := func(n *sim.Node) error { return n.Faults().HangCall(0, call) }
+	before := asItIs
+	if atStart {
+		before = hang
 	}
+	b := newBedAfter(t, "a30", before)
 	t.Cleanup(func() {
-		if err := node.Faults().Clear(-1); err != nil {
-			t.Error(err)
-		}
+		must(t, b.node.Faults().Clear(-1))
 		<-time.After(time.Second) // until the call that hung has seen it
 	})
-	hang := func() {
-		if err := node.Faults().HangCall(0, call); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if before {
-		hang()
-	}
-	s, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !before {
-		hang()
-	}
-	return node, s
+	must(t, hang(b.node))
+	return b
 }
 
 func TestSession_HangingCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		node, s := hanging(t, "nvmlDeviceGetUUID", false)
-		sick, healthy := &s.Node().GPUs[0], &s.Node().GPUs[1]
+		s := hanging(t, "nvmlDeviceGetUUID", false)
+		sick, healthy := s.gpu(0), s.gpu(1)
 		start := time.Now()
 		if err := s.VerifyGPU(t.Context(), sick); !errors.Is(err, gpu.ErrHangs) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
@@ -78,12 +62,8 @@ func TestSession_HangingCall(t *testing.T) {
 		if err := s.VerifyGPU(t.Context(), healthy); err != nil {
 			t.Errorf("the other GPU: %v", err)
 		}
-		if err := s.Close(); !errors.Is(err, gpu.ErrHangs) {
-			t.Errorf("end of the session: got %v, want it refused while a call hangs", err)
-		}
-		if err := node.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
+		mustFail(t, s.Close(), gpu.ErrHangs)
+		must(t, s.node.Faults().Clear(-1))
 		synctest.Wait()
 		<-time.After(time.Second) // of the bubble: the call that hung looks now and then whether it is released
 		if err := s.VerifyGPU(t.Context(), sick); err != nil {
@@ -97,11 +77,11 @@ func TestSession_HangingCall(t *testing.T) {
 
 func TestSession_HangingCallAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, s := hanging(t, "nvmlDeviceGetHandleByIndex_v2", true)
+		s := hanging(t, "nvmlDeviceGetHandleByIndex_v2", true)
 		if n, problems := len(s.Node().GPUs), s.Node().Problems; n != 1 || len(problems) != 1 || !errors.Is(problems[0].Err, gpu.ErrHangs) {
 			t.Fatalf("got %d GPUs and problems %v, want the other GPU, and a problem that says that a call hangs", n, problems)
 		}
-		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); err != nil {
+		if err := s.VerifyGPU(t.Context(), s.gpu(0)); err != nil {
 			t.Errorf("the other GPU: %v", err)
 		}
 	})
@@ -109,8 +89,8 @@ func TestSession_HangingCallAtStart(t *testing.T) {
 
 func TestSession_HangingCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, s := hanging(t, "nvmlDeviceCreateGpuInstanceWithPlacement", false)
-		g := &s.Node().GPUs[0]
+		s := hanging(t, "nvmlDeviceCreateGpuInstanceWithPlacement", false)
+		g := s.gpu(0)
 		shape := gpu.Shape{GPU: g, Profile: &g.MIG.Profiles[0], Placement: g.MIG.Profiles[0].Placements[0]}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel() // which does not end the wait: what has begun has to be known

@@ -8,41 +8,41 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
+// hold runs a program that reads from a pipe, with a file as its descriptor 3, until it is ended. This process has the file open, too.
+func hold(t *testing.T, program, path string) (pid int, end func()) {
+	t.Helper()
+	held, err := os.Open(path)
+	must(t, err)
+	cmd := exec.Command(program)
+	cmd.ExtraFiles = []*os.File{held}
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	end = sync.OnceFunc(func() { _, _, _ = in.Close(), cmd.Wait(), held.Close() })
+	t.Cleanup(end)
+	return cmd.Process.Pid, end
+}
+
 // A process that has a file open is found by any of its paths, and until it ends.
 func TestTable_Holding(t *testing.T) {
 	const path = "/dev/full"
-	held, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("cat") // with the file as its descriptor 3
-	cmd.ExtraFiles = []*os.File{held}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = in.Close() }()
+	pid, end := hold(t, "cat", path)
 	other := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(path, other); err != nil {
-		t.Fatal(err)
-	}
-	table := Table{proc: "/proc", self: os.Getpid()} // which has it open, too
+	must(t, os.Symlink(path, other))
+	table := Table{proc: "/proc", self: os.Getpid()}
 	for _, name := range []string{path, other} {
 		found, err := table.Holding(t.Context(), name)
-		if len(found) != 1 || found[0].PID != cmd.Process.Pid || !strings.HasSuffix(found[0].String(), "(cat)") {
-			t.Errorf("Holding(%s) = %v, %v, want process %d", name, found, err, cmd.Process.Pid)
+		if len(found) != 1 || found[0].PID != pid || !strings.HasSuffix(found[0].String(), "(cat)") {
+			t.Errorf("Holding(%s) = %v, %v, want process %d", name, found, err, pid)
 		}
 	}
-	_ = in.Close()
-	_ = cmd.Wait()
+	end()
 	if found, err := table.Holding(t.Context(), path); len(found) != 0 {
 		t.Errorf("after its end: %v, %v", found, err)
 	}
@@ -50,19 +50,10 @@ func TestTable_Holding(t *testing.T) {
 
 // A device node is found by its numbers, wherever the file lies.
 func TestTable_HoldingDevices(t *testing.T) {
-	cmd := exec.Command("sleep", "60")
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.ExtraFiles = []*os.File{null}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	pid, _ := hold(t, "cat", "/dev/null")
 	for number, want := range map[uint64]bool{unix.Mkdev(1, 3): true, unix.Mkdev(1, 5): false} {
 		found, _ := Table{proc: "/proc", self: os.Getpid()}.HoldingDevices(t.Context(), unix.Mkdev(508, 1), number)
-		got := slices.ContainsFunc(found, func(p Process) bool { return p.PID == cmd.Process.Pid })
+		got := slices.ContainsFunc(found, func(p Process) bool { return p.PID == pid })
 		if got != want {
 			t.Errorf("device %#x: found %t, want %t", number, got, want)
 		}
@@ -72,37 +63,15 @@ func TestTable_HoldingDevices(t *testing.T) {
 // A process chooses its name, and Events and logs quote it.
 func TestTable_HoldingHostileName(t *testing.T) {
 	cat, err := exec.LookPath("cat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data, err := os.ReadFile(cat)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
+	must(t, err)
 	const path = "/dev/random"
-	program := filepath.Join(dir, "a\nI0101\x1b[2J\xff")
-	if err := os.WriteFile(program, data, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	held, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = held.Close() }()
-	cmd := exec.Command(program)
-	cmd.ExtraFiles = []*os.File{held}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	program := filepath.Join(t.TempDir(), "a\nI0101\x1b[2J\xff")
+	must(t, os.WriteFile(program, data, 0o700))
+	pid, _ := hold(t, program, path)
 	found, err := Table{proc: "/proc", self: os.Getpid()}.Holding(t.Context(), path)
-	_ = in.Close()
-	_ = cmd.Wait()
-	if want := (Process{cmd.Process.Pid, "a?I0101?[2J?"}); !slices.Contains(found, want) { // others may read random numbers, too
+	if want := (Process{pid, "a?I0101?[2J?"}); !slices.Contains(found, want) { // others may read random numbers, too
 		t.Errorf("got %+q, %v, want %+q", found, err, want)
 	}
 }

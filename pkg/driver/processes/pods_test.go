@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,15 +35,20 @@ var layouts = map[string]struct{ above, a, b, own string }{
 		"kubelet-kubepods-pod0f2a9c1e_0000_4000_8000_0000000000ff.slice"},
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // tree is a directory with these files.
 func tree(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(data), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(data), 0o600)))
 	}
 	return dir
 }
@@ -159,9 +165,7 @@ func TestPods_NewRoot(t *testing.T) {
 	err := errors.Join(os.Mkdir(next, 0o700), os.Rename(filepath.Join(dir, "kubepods"), filepath.Join(next, "kubepods")),
 		os.Mkdir(filepath.Join(next, "kubepods", "pod"+string(podA)), 0o700))
 	events := filepath.Join(next, "kubepods", "pod"+string(podA), eventsFile)
-	if err = errors.Join(err, os.WriteFile(events, []byte("populated 1\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, os.WriteFile(events, []byte("populated 1\n"), 0o600)))
 	if got, err := p.OfPods(t.Context(), []types.UID{podA}); len(got) != 1 || err != nil {
 		t.Errorf("got %v, %v, want a process", got, err)
 	}
@@ -183,15 +187,11 @@ func TestPods_Scans(t *testing.T) {
 		t.Fatal("the process was not found")
 	}
 	broken := filepath.Join(table.proc, "8", "cgroup") // a second scan would fail
-	if err := os.MkdirAll(broken, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(broken, 0o700))
 	if look(podA) != 1 {
 		t.Error("the process was not found again")
 	}
-	if err := errors.Join(os.RemoveAll(filepath.Dir(broken)), os.RemoveAll(filepath.Join(table.proc, "7"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.RemoveAll(filepath.Dir(broken)), os.RemoveAll(filepath.Join(table.proc, "7"))))
 	if look(podA) != 0 || len(p.left) != 0 {
 		t.Errorf("the process has ended, %v are remembered", p.left)
 	}
@@ -233,9 +233,7 @@ func TestPods_OfClaim(t *testing.T) {
 		"8": "/cdi/gpu.cleave.dev-metadata/ns_a-b/gpu/metadata.json", "9": "/x/dra-device-metadata/ns_a/gpu/metadata.json//deleted",
 		"10": "/cdi/gpu.cleave.dev-metadata/ns_a/gpu/metadata.json",
 	} {
-		if err := os.WriteFile(filepath.Join(table.proc, pid, "mountinfo"), []byte(mount(root)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(table.proc, pid, "mountinfo"), []byte(mount(root)), 0o600))
 	}
 	p := newPods(table, t.TempDir(), "")
 	got, err := p.OfClaim(t.Context(), "ns", "a")
@@ -272,29 +270,20 @@ func TestPods_OfClaimInCgroups(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in := "0::/kubepods/podx/c\n"
 			table := write(t, files{"4": "0::/x\n", "7": in, "8": in})
-			must := func(err error) {
-				t.Helper()
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-			must(os.Mkdir(filepath.Join(table.proc, "8", "mountinfo"), 0o700))
-			must(os.WriteFile(filepath.Join(table.proc, "4", "mountinfo"), nil, 0o600))
+			must(t, os.Mkdir(filepath.Join(table.proc, "8", "mountinfo"), 0o700))
+			must(t, os.WriteFile(filepath.Join(table.proc, "4", "mountinfo"), nil, 0o600))
 			for pid, root := range test.mounts {
 				file := filepath.Join(table.proc, pid, "mountinfo")
 				_ = os.Remove(file)
-				must(os.WriteFile(file, []byte("32 30 0:26 /"+root+" /m ro - tmpfs tmpfs rw\n"), 0o600))
+				must(t, os.WriteFile(file, []byte("32 30 0:26 /"+root+" /m ro - tmpfs tmpfs rw\n"), 0o600))
 			}
 			cgroups := files{"cgroup.controllers": "", "kubepods/cgroup.events": "populated 1\n", "kubepods/cgroup.threads": "", own + "/cgroup.procs": "4\n"}
-			for path, data := range test.cgroups {
+			for path := range test.cgroups {
 				for dir := filepath.Dir(path); strings.HasPrefix(dir, "kubepods/"); dir = filepath.Dir(dir) {
 					cgroups[dir+"/cgroup.events"], cgroups[dir+"/cgroup.threads"] = "populated 1\n", ""
 				}
-				cgroups[path] = data
 			}
-			for path, data := range test.cgroups {
-				cgroups[path] = data
-			}
+			maps.Copy(cgroups, test.cgroups)
 			got, err := newPods(table, tree(t, cgroups), ownPod).OfClaim(t.Context(), "ns", "a")
 			if diff := cmp.Diff(test.want, got); diff != "" || (err != nil) != test.fails {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -321,9 +310,7 @@ func TestPods_Kernel(t *testing.T) {
 			}()
 			cmd := exec.Command("cat")
 			in, err := cmd.StdinPipe()
-			if err := errors.Join(err, cmd.Start()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, cmd.Start()))
 			pid := cmd.Process.Pid
 			if err := os.WriteFile(filepath.Join(container, processesFile), []byte(strconv.Itoa(pid)), 0); err != nil {
 				t.Error(err)
@@ -343,9 +330,7 @@ func TestPods_Kernel(t *testing.T) {
 			_ = in.Close()
 			for state := ""; !strings.Contains(state, ") Z"); { // it waits to be reaped
 				data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				state = string(data)
 			}
 			look()

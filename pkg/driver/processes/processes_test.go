@@ -28,35 +28,24 @@ const (
 // write makes processes with these cgroups, and one of the marks.
 func write(t *testing.T, cgroups map[string]string) Table {
 	t.Helper()
-	dir := t.TempDir()
+	files := map[string]string{}
 	for pid, cgroup := range cgroups {
-		if err := os.MkdirAll(filepath.Join(dir, pid), 0o700); err != nil {
-			t.Fatal(err)
-		}
 		if cgroup == "" {
-			continue // it has just ended
+			files[pid+"/comm"] = "" // it has just ended
+			continue
 		}
-		state, threads := "S", []string{pid}
+		state := "S"
 		cgroup, zombie := strings.CutSuffix(cgroup, zombie)
 		cgroup, leader := strings.CutSuffix(cgroup, zombieLeader)
 		if zombie || leader {
 			state = "Z"
 		}
 		if leader {
-			threads = append(threads, pid+"1")
+			files[pid+"/task/"+pid+"1/comm"] = ""
 		}
-		for _, thread := range threads {
-			if err := os.MkdirAll(filepath.Join(dir, pid, "task", thread), 0o700); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for name, data := range map[string]string{"cgroup": cgroup, "stat": pid + " (a) S (b)) " + state + " 1 1\n"} {
-			if err := os.WriteFile(filepath.Join(dir, pid, name), []byte(data), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
+		files[pid+"/task/"+pid+"/comm"], files[pid+"/cgroup"], files[pid+"/stat"] = "", cgroup, pid+" (a) S (b)) "+state+" 1 1\n"
 	}
-	return Table{proc: dir, self: 4}
+	return Table{proc: tree(t, files), self: 4}
 }
 
 func TestOfPods(t *testing.T) {

@@ -17,12 +17,29 @@ import (
 
 var pci = gpu.PCIAddress{Bus: 0x07}
 
-// tool is one that prints something, and notes its arguments.
-func tool(output string, err error, args *[]string) *smi.Tool {
-	roots := []driverroot.Root{{Here: "/nowhere"}}
-	return smi.New(roots, func(_ context.Context, _ driverroot.Root, program string, given ...string) ([]byte, error) {
-		*args = append(*args, program+" "+strings.Join(given, " "))
-		return []byte(output), err
+// run is one run of nvidia-smi.
+type run struct {
+	Root, Command string
+	Bounded       bool // by a deadline
+}
+
+// runner notes what is run and answers as a test says.
+type runner struct {
+	ran    []run
+	output string
+	err    error
+}
+
+// tool is one that looks for the program in these directories, which are at the same paths on the host.
+func (r *runner) tool(dirs ...string) *smi.Tool {
+	var roots []driverroot.Root
+	for _, dir := range dirs {
+		roots = append(roots, driverroot.Root{Host: dir, Here: dir})
+	}
+	return smi.New(roots, func(ctx context.Context, root driverroot.Root, program string, args ...string) ([]byte, error) {
+		_, bounded := ctx.Deadline()
+		r.ran = append(r.ran, run{root.Here, program + " " + strings.Join(args, " "), bounded})
+		return []byte(r.output), r.err
 	})
 }
 
@@ -35,38 +52,34 @@ func TestTool_Query(t *testing.T) {
 		"Disabled, Enabled, Disabled\nWARNING: Enabled, persistence mode is a legacy feature.\n": {Pending: true},
 		"[N/A], [N/A], Enabled": {Persistence: true}, // a GPU without MIG
 	} {
-		var args []string
-		got, err := tool(output, nil, &args).Query(t.Context(), pci)
+		got, err := (&runner{output: output}).tool("/nowhere").Query(t.Context(), pci)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%q: %v (-want +got):\n%s", output, err, diff)
 		}
 	}
 	for _, output := range []string{"", "Enabled, Enabled, [N/A]", "Enabled, Enabled", "Unable to determine the device handle"} {
-		var args []string
-		if got, err := tool(output, nil, &args).Query(t.Context(), pci); err == nil || !strings.Contains(err.Error(), "printed") {
+		if got, err := (&runner{output: output}).tool("/nowhere").Query(t.Context(), pci); err == nil || !strings.Contains(err.Error(), "printed") {
 			t.Errorf("%q: %v, %v", output, got, err)
 		}
 	}
 }
 
 func TestTool_Arguments(t *testing.T) {
-	var args []string
-	ok := tool("done", nil, &args)
+	r := &runner{output: "done"}
+	ok := r.tool("/run/driver")
 	_, err := ok.SetMode(t.Context(), pci, true)
 	err = errors.Join(err, ok.SetPersistence(t.Context(), pci, false), ok.Reset(t.Context(), pci))
-	want := []string{
-		"/usr/bin/nvidia-smi -i 0000:07:00.0 -mig 1", "/usr/bin/nvidia-smi -i 0000:07:00.0 -pm 0", "/usr/bin/nvidia-smi -i 0000:07:00.0 --gpu-reset",
+	var want []run
+	for _, args := range []string{"-i 0000:07:00.0 -mig 1", "-i 0000:07:00.0 -pm 0", "-i 0000:07:00.0 --gpu-reset",
+		// nvidia-smi compute-policy --help: 0 Default, 1 Short, 2 Medium, 3 Long
+		"compute-policy -i GPU-1 --set-timeslice 0", "compute-policy -i GPU-1 --set-timeslice 1",
+		"compute-policy -i GPU-1 --set-timeslice 2", "compute-policy -i GPU-1 --set-timeslice 3"} {
+		want = append(want, run{"/run/driver", "/usr/bin/nvidia-smi " + args, true})
 	}
-	if diff := cmp.Diff(want, args); diff != "" || err != nil {
+	for _, interval := range []string{"Default", "Short", "Medium", "Long"} {
+		err = errors.Join(err, ok.SetTimeSlice(t.Context(), sharedGPU(), interval))
+	}
+	if diff := cmp.Diff(want, r.ran); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
-}
-
-func TestTool_Fails(t *testing.T) {
-	var args []string
-	err := tool("GPU 0: In use\nby another client", errors.New("exit status 255"), &args).Reset(t.Context(), pci)
-	const want = "nvidia-smi -i 0000:07:00.0 --gpu-reset: exit status 255: GPU 0: In use by another client"
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
 	}
 }

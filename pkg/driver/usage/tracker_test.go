@@ -21,6 +21,14 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // at is the time of the nth look.
 func at(n int) time.Time { return epoch.Add(time.Duration(n) * 15 * time.Second) }
 
+// equal fails unless the two are equal.
+func equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 // Claims of tests: a pod of the same name each.
@@ -257,9 +265,7 @@ func TestTracker_EnergyAboveIdle(t *testing.T) {
 	for _, u := range tracker.Used(time.Time{}) {
 		got[u.Claim] = *u.Energy
 	}
-	if diff := cmp.Diff(map[types.UID]float64{"busy": 2*1500*.125 + 3000, "idle": 2 * 1500 * .5}, got, cmpopts.EquateApprox(0, 1e-6)); diff != "" {
-		t.Errorf("joules (-want +got):\n%s", diff)
-	}
+	equal(t, "joules", map[types.UID]float64{"busy": 2*1500*.125 + 3000, "idle": 2 * 1500 * .5}, got, cmpopts.EquateApprox(0, 1e-6))
 }
 
 // A silent GPU has no figures after two intervals, and an idle claim is idle since its last activity.
@@ -273,9 +279,7 @@ func TestTracker_IdleAndStale(t *testing.T) {
 		t.Errorf("got %+v, want it idle since %v", got, at(2))
 	}
 	want := []Used{{Key: Key{"a", "gpu"}, At: at(5), Seen: Seen{Since: at(0), Memory: ptr[uint64](0), SM: ptr(.5), MemoryLooks: 6, SMLooks: 5}}}
-	if diff := cmp.Diff(want, tracker.Used(at(5))); diff != "" {
-		t.Errorf("of a GPU that is silent (-want +got):\n%s", diff)
-	}
+	equal(t, "of a GPU that is silent", want, tracker.Used(at(5)))
 	tracker.Keep(nil)
 	if got := tracker.Used(time.Time{}); len(got) != 0 {
 		t.Errorf("got %+v of a claim that is gone", got)

@@ -4,9 +4,9 @@ package usage
 
 import (
 	"errors"
+	"maps"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,67 +87,41 @@ func TestOf(t *testing.T) {
 	alone := whole(g)
 	alone.Share = &records.Share{ID: records.ExclusiveID, Kind: gpu.MPS, Exclusive: true, MPS: &records.MPS{}}
 	placements := len(g.PartitionShapes())
+	// taken are the tiers of a GPU of which another tier has something.
+	taken := map[v1alpha1.Tier]Tier{"exclusive": {Devices: 1}, "mig": {Devices: placements},
+		"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}
+	exclusive := Tier{Devices: 1, Allocated: 1, Memory: memory, Cores: 100}
 	tests := map[string]struct {
 		all  []*records.Record
-		want map[v1alpha1.Tier]Tier
+		want map[v1alpha1.Tier]Tier // but for taken
 	}{
 		"nothing, and a claim that only observes": {[]*records.Record{recordOf(g, "dcgm", observed)}, map[v1alpha1.Tier]Tier{
 			"exclusive": {Devices: 1, Free: 1}, "mig": {Devices: placements, Free: placements},
 			"timeSlice": {Devices: 1, Free: 1, Shares: 4, SharesFree: 4, SharesFreeDefault: 4}, "mps": {Devices: 1, Free: 1, Shares: 10, SharesFree: 10, SharesFreeDefault: 10}}},
-		"whole": {[]*records.Record{recordOf(g, "a", whole(g))}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1, Allocated: 1, Memory: memory, Cores: 100}, "mig": {Devices: placements},
-			"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}},
-		"whole, shared among the claim's own processes": {[]*records.Record{recordOf(g, "a", alone)}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1, Allocated: 1, Memory: memory, Cores: 100}, "mig": {Devices: placements},
-			"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}},
-		// Of the partitions that are published, those at unit 6 and the ones that cover it are not free.
+		"whole":                          {[]*records.Record{recordOf(g, "a", whole(g))}, map[v1alpha1.Tier]Tier{"exclusive": exclusive}},
+		"whole, shared by own processes": {[]*records.Record{recordOf(g, "a", alone)}, map[v1alpha1.Tier]Tier{"exclusive": exclusive}},
+		// Of the 25 partitions that are published, those at unit 6 and the ones that cover it are not free.
 		"partition": {[]*records.Record{recordOf(g, "a", small)}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1},
-			"mig": {Devices: placements, Allocated: 1, Free: fitting(g, small), Memory: int64(profile),
-				Cores: 100 * float64(16) / 132},
-			"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}},
+			"mig": {Devices: placements, Allocated: 1, Free: 20, Memory: int64(profile), Cores: 100 * float64(16) / 132}}},
 		"two claims share": {[]*records.Record{recordOf(g, "a", share(g, gpu.TimeSlice, 1, 20*gib, 0)), recordOf(g, "b", share(g, gpu.TimeSlice, 2, 40*gib, 0))},
 			map[v1alpha1.Tier]Tier{
-				"exclusive": {Devices: 1}, "mig": {Devices: placements},
-				"timeSlice": {Devices: 1, Allocated: 1, Free: 1, Shares: 4, SharesAllocated: 3, SharesFree: 1, SharesFreeDefault: 0, Memory: 60 * gib}, "mps": {Devices: 1, Shares: 10}}},
+				"timeSlice": {Devices: 1, Allocated: 1, Free: 1, Shares: 4, SharesAllocated: 3, SharesFree: 1, SharesFreeDefault: 0, Memory: 60 * gib}}},
 		"cores are what is short": {[]*records.Record{recordOf(g, "a", share(g, gpu.MPS, 1, 1*gib, 100))}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1}, "mig": {Devices: placements}, "timeSlice": {Devices: 1, Shares: 4},
 			"mps": {Devices: 1, Allocated: 1, Shares: 10, SharesAllocated: 1, Memory: 1 * gib, Cores: 100}}},
 		"memory is what is short": {[]*records.Record{recordOf(g, "a", share(g, gpu.MPS, 1, mps.Memory.Total, 10))}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1}, "mig": {Devices: placements}, "timeSlice": {Devices: 1, Shares: 4},
 			"mps": {Devices: 1, Allocated: 1, Shares: 10, SharesAllocated: 1, Memory: mps.Memory.Total, Cores: 10}}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			for tier, want := range tt.want {
-				want.Tier = tier
-				tt.want[tier] = want
+			want := maps.Clone(taken)
+			maps.Copy(want, tt.want)
+			for tier, w := range want {
+				w.Tier = tier
+				want[tier] = w
 			}
-			if diff := cmp.Diff(tt.want, tiers(node, nil, tt.all...)); diff != "" {
-				t.Errorf("tiers (-want +got):\n%s", diff)
-			}
+			equal(t, "tiers", want, tiers(node, nil, tt.all...))
 		})
 	}
-}
-
-// fitting counts, by gpu.Shape's own rule, the partitions that fit alongside one.
-func fitting(g *gpu.GPU, d records.Device) int {
-	n := 0
-	for _, s := range g.PartitionShapes() {
-		if s.FitsAlongside([]gpu.Shape{shapeAt(g, d)}) {
-			n++
-		}
-	}
-	return n
-}
-
-func shapeAt(g *gpu.GPU, d records.Device) gpu.Shape {
-	for _, s := range g.PartitionShapes() {
-		if s.Name() == d.Device {
-			return s
-		}
-	}
-	return gpu.Shape{}
 }
 
 func TestOf_SharedPartitions(t *testing.T) {
@@ -186,13 +160,11 @@ func TestOf_SharedPartitions(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, tiers(node, nil, tt.all...)[TierMIGMPS], cmpopts.EquateApprox(0, 1e-9)); diff != "" {
-				t.Errorf("shares of partitions (-want +got):\n%s", diff)
-			}
+			equal(t, "shares of partitions", tt.want, tiers(node, nil, tt.all...)[TierMIGMPS], cmpopts.EquateApprox(0, 1e-9))
 		})
 	}
 	exclusive := tiers(node, nil, tests["two claims of one partition"].all...)[v1alpha1.TierMIG]
-	if exclusive.Allocated != 0 || exclusive.Memory != 0 || exclusive.Free != fitting(g, partition(t, g, "3g.40gb", 4, 1)) {
+	if exclusive.Allocated != 0 || exclusive.Memory != 0 || exclusive.Free != 14 { // those of the lower half
 		t.Errorf("partitions for one claim: %+v", exclusive)
 	}
 }
@@ -216,9 +188,7 @@ func TestOf_Withdrawn(t *testing.T) {
 		t.Errorf("got %+v, want a device that is published and not free", got)
 	}
 	want := map[string]int{nodeslices.TaintWithdrawn: 1, nodeslices.TaintNoMPS: 1}
-	if diff := cmp.Diff(want, Taints(node, []nodeslices.Taint{{Device: "x", Key: nodeslices.TaintNoMPS}})); diff != "" {
-		t.Errorf("taints (-want +got):\n%s", diff)
-	}
+	equal(t, "taints", want, Taints(node, []nodeslices.Taint{{Device: "x", Key: nodeslices.TaintNoMPS}}))
 }
 
 // A policy that offers nothing leaves nothing to count but what is allocated still.
@@ -229,9 +199,7 @@ func TestOf_NothingPublished(t *testing.T) {
 		t.Errorf("got %+v, want nothing", got)
 	}
 	got := Of(none, nil, []*records.Record{recordOf(g, "a", whole(g))})[0]
-	if diff := cmp.Diff([]Tier{{Tier: "exclusive", Allocated: 1, Memory: int64(*g.Memory), Cores: 100}}, got.Tiers); diff != "" {
-		t.Errorf("tiers (-want +got):\n%s", diff)
-	}
+	equal(t, "tiers", []Tier{{Tier: "exclusive", Allocated: 1, Memory: int64(*g.Memory), Cores: 100}}, got.Tiers)
 }
 
 // The partitions that fit by the counts are those that fit by gpu.Shape's rule, whatever is allocated.
@@ -296,16 +264,10 @@ func TestAllocations(t *testing.T) {
 	slice := Allocation{Tier: "timeSlice", UUID: g.UUID, Namespace: "ns", Claim: "many", Pool: "node-1", Device: device + "-timeslice", Pod: "a"}
 	other := slice
 	other.Pod = "b"
-	if diff := cmp.Diff([]Allocation{mig, slice, other}, Allocations(node.Node, all, pods)); diff != "" {
-		t.Errorf("allocations (-want +got):\n%s", diff)
-	}
+	equal(t, "allocations", []Allocation{mig, slice, other}, Allocations(node.Node, all, pods))
 	mig.Profile, mig.Pod, slice.Pod = "", "", ""
 	got := Allocations(nil, all, func(types.UID) []string { return nil })
-	if diff := cmp.Diff([]Allocation{mig, slice}, got); diff != "" {
-		t.Errorf("without driver and pods (-want +got):\n%s", diff)
-	}
+	equal(t, "without driver and pods", []Allocation{mig, slice}, got)
 	want := map[records.State]int{records.Prepared: 2, records.Preparing: 1}
-	if diff := cmp.Diff(want, States(all)); diff != "" {
-		t.Errorf("states (-want +got):\n%s", diff)
-	}
+	equal(t, "states", want, States(all))
 }

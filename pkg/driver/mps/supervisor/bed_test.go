@@ -110,10 +110,7 @@ func (b *bed) clean(t testing.TB, dir string) {
 // request asks for a GPU by its number.
 func (b *bed) request(t testing.TB, claim string, index int) mps.Request {
 	t.Helper()
-	node, err := b.hardware().open(t.Context())
-	must(t, err)
-	defer func() { _ = node.Close() }()
-	g := node.Node().GPUs[index]
+	g := b.gpu(index)
 	return mps.Request{
 		Claim: types.UID(claim), Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Owner: testOwner,
 		Settings: mps.Settings{SharedMemory: 64 << 20, ActiveThreadPercentage: 40, PinnedMemory: 4 << 30},
@@ -121,17 +118,17 @@ func (b *bed) request(t testing.TB, claim string, index int) mps.Request {
 }
 
 func (b *bed) paths(index int) paths {
-	return pathsOf(b.Config.Dir, b.gpu(index).DeviceName())
+	return pathsOf(b.Config.Dir, b.gpu(index).PCI.DeviceName())
 }
 
-// gpu is the address of a GPU of an HGX H100.
-func (b *bed) gpu(index int) gpu.PCIAddress {
+// gpu is a GPU of an HGX H100.
+func (b *bed) gpu(index int) gpu.GPU {
 	session, err := b.hardware().open(context.Background())
 	if err != nil {
 		panic(err)
 	}
 	defer func() { _ = session.Close() }()
-	return session.Node().GPUs[index].PCI
+	return session.Node().GPUs[index]
 }
 
 // left lists all there is of MPS on the node.
@@ -286,10 +283,10 @@ func worker(life *killtest.Life) error {
 		defer stop()
 		return Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon})
 	}
-	on := b.host()
-	on = Host{
-		Hardware: hookedHardware{on.Hardware, life.Step}, Daemons: hookedDaemons{on.Daemons, life.Step},
-		Mounts: hookedMounts{on.Mounts, life.Step}, Files: hookedFiles{on.Files, life.Step}, Disk: hookedDisk{on.Disk, life.Step},
-	}
-	return serve(context.Background(), b.Config, on)
+	return serve(context.Background(), b.Config, stepped(b.host(), func(what string) error {
+		if !strings.HasPrefix(what, "before ") && !strings.HasPrefix(what, "after asking get_") { // the node is as after the step before
+			life.Step(what)
+		}
+		return nil
+	}))
 }

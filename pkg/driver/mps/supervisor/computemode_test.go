@@ -34,9 +34,7 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, config := newFakeHost(), testConfig(t)
-				s, stop := startFake(t, config, h)
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 				a := requestFor("a", 1)
 				h.modes[a.PCI] = tt.before
 				ensure(t, s, a)
@@ -50,9 +48,7 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 				if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || !strings.Contains(st[0].Message, "not loaded") {
 					t.Errorf("status %+v", st)
 				}
-				stop()
-				s, stop = startFake(t, config, h) // also over a restart
-				defer stop()
+				s = h.start(t, config) // also over a restart
 				go s.CleanUp()
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
 				h.locked(func() {
@@ -71,7 +67,6 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 				if len(s.Status().GPUs) != 0 || len(dirsLeft(t, config)) != 0 {
 					t.Errorf("left: %+v, %v", s.Status().GPUs, dirsLeft(t, config))
 				}
-				stop()
 			})
 		})
 	}
@@ -79,17 +74,13 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 
 // An admin puts the GPU into MIG mode before its last share is gone: the claim can end, and the mode is given back after MIG mode.
 func TestComputeMode_InMIGMode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
 		h.locked(func() { h.inMIG = true })
 		release(t, s, a)
 		must(t, s.Retain(t.Context(), a.Device, testOwner, nil))
-		stop()
-		s, stop = startFake(t, config, h) // also over a restart
-		defer stop()
+		s = h.start(t, config) // also over a restart
 		synctest.Wait()
 		if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || !strings.Contains(st[0].Message, "in MIG mode") {
 			t.Errorf("status %+v, want a GPU that waits for the end of MIG mode", st)
@@ -102,38 +93,6 @@ func TestComputeMode_InMIGMode(t *testing.T) {
 		}
 		must(t, s.Retain(t.Context(), a.Device, testOwner, nil)) // as Prepare of a claim for the whole GPU asks for
 		h.wantNothingLeft(t, config)
-		stop()
-	})
-}
-
-func TestComputeMode_ClaimWhileDriverIsAway(t *testing.T) {
-	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
-		a := requestFor("a", 1)
-		ensure(t, s, a)
-		h.noDriver = gpu.ErrLibraryNotFound
-		if err := s.Release(t.Context(), a.Device, a.Claim); !errors.Is(err, gpu.ErrLibraryNotFound) {
-			t.Errorf("Release() = %v, want %v", err, gpu.ErrLibraryNotFound)
-		}
-		if _, err := s.Ensure(t.Context(), a); !errors.Is(err, gpu.ErrLibraryNotFound) {
-			t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
-		}
-		h.noDriver = nil
-		ensure(t, s, a)
-		release(t, s, a)
-		h.wantNothingLeft(t, config)
-	})
-}
-
-func TestKeepMode_NoDriver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		config.ComputeMode = KeepMode
-		h.noDriver = gpu.ErrLibraryNotFound
-		s, stop := startFake(t, config, h)
-		defer stop()
-		ensure(t, s, requestFor("a", 1))
-		release(t, s, requestFor("a", 1))
-		h.wantNothingLeft(t, config)
 	})
 }
 
@@ -143,10 +102,10 @@ func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
 		trouble func(h *fakeHost)
 		want    string
 	}{
-		"the call fails":              {func(h *fakeHost) { h.onStep(failStep("before set the compute mode", 3)) }, errStep.Error()},
+		"the call fails":              {func(h *fakeHost) { h.onStep(failStep("before setting the compute mode", 3)) }, errStep.Error()},
 		"success without effect":      {func(h *fakeHost) { h.deaf = 3 }, "after the driver reported success for 0"},
-		"it cannot be read":           {func(h *fakeHost) { h.onStep(failStep("read the compute mode", 3)) }, errStep.Error()},
-		"the driver cannot be opened": {func(h *fakeHost) { h.onStep(failStep("open the driver", 3)) }, errStep.Error()},
+		"it cannot be read":           {func(h *fakeHost) { h.onStep(failStep("before reading the compute mode", 3)) }, errStep.Error()},
+		"the driver cannot be opened": {func(h *fakeHost) { h.onStep(failStep("before opening the driver", 3)) }, errStep.Error()},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -203,13 +162,12 @@ func TestRetain_DriverReloaded(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, config := newFakeHost(), testConfig(t)
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 				if tt.keep {
 					config.ComputeMode = KeepMode
+					h.noDriver = gpu.ErrLibraryNotFound // which nothing asks
+					s = h.start(t, config)
 				}
-				s, stop := startFake(t, config, h)
-				defer stop()
 				a := requestFor("a", 1)
 				ensure(t, s, a)
 				h.locked(func() { tt.reload(h, a) })
@@ -237,9 +195,7 @@ func TestRetain_DriverReloaded(t *testing.T) {
 // A GPU that nobody may use for want of a daemon gets its mode back from a supervisor that keeps modes: clients could not start, though its
 // daemon runs.
 func TestComputeMode_ClosedBeforeKeep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
 		h.locked(func() { h.silent = true })
@@ -248,11 +204,10 @@ func TestComputeMode_ClosedBeforeKeep(t *testing.T) {
 		if got := h.modeOf(a.PCI); got != nvml.ComputeModeProhibited {
 			t.Fatalf("mode %d, want PROHIBITED", got)
 		}
-		stop()
+		h.stop()
 		h.locked(func() { h.silent = false })
 		config.ComputeMode = KeepMode
-		s, stop = startFake(t, config, h)
-		defer stop()
+		s = h.start(t, config)
 		time.Sleep(30 * time.Minute) //nolint:forbidigo // in a bubble
 		wantClaims(t, s, "a")
 		if got := h.modeOf(a.PCI); got != nvml.ComputeModeDefault {

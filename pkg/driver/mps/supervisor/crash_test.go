@@ -49,10 +49,7 @@ func TestSupervisor_EachStepFails(t *testing.T) {
 	names := map[string]int{}
 	for n := 1; ; n++ {
 		done := false
-		synctest.Test(t, func(t *testing.T) {
-			h, config := newFakeHost(), testConfig(t)
-			s, stop := startFake(t, config, h)
-			defer stop()
+		onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 			count, failed := 0, ""
 			h.onStep(func(what string) error {
 				if count++; count == n {
@@ -81,7 +78,6 @@ func TestSupervisor_EachStepFails(t *testing.T) {
 			if left := h.left(t, config); left != "" {
 				t.Errorf("%d, %s failed: left behind: %s", n, failed, left)
 			}
-			stop()
 		})
 		if done || t.Failed() {
 			break
@@ -103,8 +99,8 @@ func TestSupervisor_KilledAtEachStep(t *testing.T) {
 			at := firstLife(t, config, h, n)
 			names[at]++
 			done = at == ""
-			s, stop := startFake(t, config, h)
-			defer stop()
+			s := h.start(t, config)
+			defer func() { h.stop() }()
 			synctest.Wait()
 			time.Sleep(time.Second) //nolint:forbidigo // in a bubble
 			checkWholeOrGone(t, fmt.Sprintf("%d, killed at %q", n, at), s, h)

@@ -25,7 +25,7 @@ func (p *fakeProcess) Kill() error           { return p.h.end(p, "SIGKILL") }
 
 // end ends a process, if it does not withstand.
 func (h *fakeHost) end(p *fakeProcess, way string) error {
-	return h.around("end a daemon by "+way, func() (err error) {
+	return step(h.step).around("ending a daemon by "+way, func() (err error) {
 		h.locked(func() {
 			if p.forgotten {
 				err = os.ErrClosed

@@ -36,8 +36,7 @@ func requestFor(claim string, bus uint8) mps.Request {
 
 // fakeHost is a machine in memory, but for its files. It outlives supervisors.
 type fakeHost struct {
-	disk Disk
-
+	stop      func() // ends the last supervisor
 	mu        sync.Mutex
 	hook      func(what string) error
 	modes     map[gpu.PCIAddress]int
@@ -57,17 +56,16 @@ type fakeHost struct {
 
 func newFakeHost() *fakeHost {
 	return &fakeHost{
-		modes: map[gpu.PCIAddress]int{}, processes: map[int]*fakeProcess{},
+		stop: func() {}, modes: map[gpu.PCIAddress]int{}, processes: map[int]*fakeProcess{},
 		serving: map[string]bool{}, nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
 	}
 }
 
 func (h *fakeHost) host() Host {
-	return Host{Hardware: h, Daemons: h, Mounts: h, Files: fakeFiles{h}, Disk: fakeDisk{h: h}}
+	return stepped(Host{Hardware: h, Daemons: h, Mounts: h, Files: fakeFiles{}, Disk: store.Disk{}}, h.step)
 }
 
-// onStep says what is called before and after everything that changes something; an error keeps what it is called before
-// from happening. nil calls nothing.
+// onStep says what is called at steps. nil calls nothing.
 func (h *fakeHost) onStep(hook func(what string) error) {
 	h.locked(func() { h.hook = hook })
 }
@@ -81,17 +79,6 @@ func (h *fakeHost) step(what string) error {
 	return hook(what)
 }
 
-// around does something between its two steps.
-func (h *fakeHost) around(what string, do func() error) error {
-	if err := h.step("before " + what); err != nil {
-		return err
-	}
-	if err := do(); err != nil {
-		return err
-	}
-	return h.step("after " + what)
-}
-
 func (h *fakeHost) locked(do func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,9 +88,6 @@ func (h *fakeHost) locked(do func()) {
 // Hardware.
 
 func (h *fakeHost) Open(context.Context) (GPUs, error) {
-	if err := h.step("open the driver"); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.noDriver != nil {
@@ -120,10 +104,7 @@ func (g fakeGPUs) Close() error {
 	return nil
 }
 
-func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (mode int, err error) {
-	if err := g.h.step("read the compute mode"); err != nil {
-		return 0, err
-	}
+func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (int, error) {
 	if g.h.inMIG {
 		return 0, gpu.ErrInMIGMode
 	}
@@ -131,26 +112,21 @@ func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (
 }
 
 func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string, mode int) error {
-	return g.h.around("set the compute mode", func() error {
-		g.h.locked(func() {
-			if g.h.deaf > 0 {
-				g.h.deaf--
-				return
-			}
-			if g.h.modes[pci] = mode; mode == 0 {
-				delete(g.h.modes, pci)
-			}
-		})
-		return nil
+	g.h.locked(func() {
+		if g.h.deaf > 0 {
+			g.h.deaf--
+			return
+		}
+		if g.h.modes[pci] = mode; mode == 0 {
+			delete(g.h.modes, pci)
+		}
 	})
+	return nil
 }
 
 // Daemons.
 
 func (h *fakeHost) Start(_ context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
-	if err := h.step("before a daemon is started"); err != nil {
-		return nil, err
-	}
 	p := &fakeProcess{h: h, gpu: d.GPU, done: make(chan struct{})}
 	h.locked(func() {
 		h.starts++
@@ -164,7 +140,7 @@ func (h *fakeHost) Start(_ context.Context, d Daemon, record func(ProcessID) err
 		h.processes[p.id.PID] = p
 		p.ready = !h.silent
 	})
-	return p, h.step("after a daemon is started")
+	return p, nil
 }
 
 func (h *fakeHost) Adopt(id ProcessID) (Process, error) {
@@ -178,9 +154,6 @@ func (h *fakeHost) Adopt(id ProcessID) (Process, error) {
 }
 
 func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string, error) {
-	if err := h.step("before asking " + strings.Fields(commands[0])[0]); err != nil {
-		return "", err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.processes {
@@ -211,75 +184,35 @@ func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string,
 // Serves goes by serving: the daemons in memory have no servers of their own.
 func (h *fakeHost) Serves(_ context.Context, d Daemon, _ ProcessID) (serves bool, err error) {
 	h.locked(func() { serves = h.serving[d.GPU] })
-	return serves, h.step("look for servers")
+	return serves, nil
 }
 
 func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
-	return h.around("sweep", func() error {
-		h.locked(func() {
-			for _, p := range h.processes {
-				if p.gpu == d.GPU {
-					h.die(p)
-				}
-			}
-			delete(h.defaults, d.GPU)
-		})
-		return nil
-	})
+	h.kill(d.GPU)
+	h.locked(func() { delete(h.defaults, d.GPU) })
+	return nil
 }
 
 // Mounts.
 
 func (h *fakeHost) Mount(_ context.Context, t tmpfs) error {
-	return h.around("mount", func() error {
-		h.locked(func() {
-			if _, mounted := h.mounts[t.dir]; !mounted {
-				h.mounts[t.dir] = t.size
-			}
-		})
-		return nil
+	h.locked(func() {
+		if _, mounted := h.mounts[t.dir]; !mounted {
+			h.mounts[t.dir] = t.size
+		}
 	})
+	return nil
 }
 
 func (h *fakeHost) Unmount(dir string) error {
-	return h.around("unmount", func() error {
-		h.locked(func() { delete(h.mounts, dir) })
-		return nil
-	})
+	h.locked(func() { delete(h.mounts, dir) })
+	return nil
 }
 
-// fakeDisk is the real disk, with a step around each change.
-type fakeDisk struct {
-	store.Disk
-	h *fakeHost
-}
+// fakeFiles are directories on the real disk, in which no daemon listens.
+type fakeFiles struct{ Disk }
 
-func (d fakeDisk) WriteFile(path string, data []byte) error {
-	return d.h.around("write", func() error { return d.Disk.WriteFile(path, data) })
-}
-
-func (d fakeDisk) Remove(path string) error {
-	return d.h.around("remove", func() error { return d.Disk.Remove(path) })
-}
-
-// fakeFiles are directories on the real disk, with a step around each change.
-type fakeFiles struct{ h *fakeHost }
-
-func (f fakeFiles) MakeDirs(p paths) error {
-	return f.h.around("create directories", func() error { return f.h.disk.MakeDirs(p) })
-}
-
-func (f fakeFiles) Clear(p paths) error {
-	return f.h.around("clear directories", func() error { return f.h.disk.Clear(p) })
-}
-
-func (f fakeFiles) ShowClients(paths) error {
-	return f.h.around("show clients", func() error { return nil })
-}
-
-func (f fakeFiles) RemoveDirs(p paths) error {
-	return f.h.around("remove directories", func() error { return f.h.disk.RemoveDirs(p) })
-}
+func (fakeFiles) ShowClients(paths) error { return nil }
 
 // kill ends the daemon of a GPU as the OOM killer would.
 func (h *fakeHost) kill(device string) {
@@ -312,16 +245,18 @@ func testConfig(t *testing.T) Config {
 	return c
 }
 
-// startFake makes a supervisor on a machine in memory and recovers. stop ends it.
-func startFake(t *testing.T, config Config, h *fakeHost) (s *Supervisor, stop func()) {
+// start starts a supervisor and recovers; one before that ends.
+func (h *fakeHost) start(t *testing.T, config Config) *Supervisor {
 	t.Helper()
+	h.stop()
 	life, cancel := context.WithCancel(t.Context())
-	s = New(life, config, h.host(), "boot-1")
-	must(t, s.Recover(life))
-	return s, func() {
+	s := New(life, config, h.host(), "boot-1")
+	h.stop = func() {
 		cancel()
 		s.Wait()
 	}
+	must(t, s.Recover(life))
+	return s
 }
 
 // left lists what there is of MPS on a machine; empty if nothing.
@@ -357,8 +292,7 @@ func (h *fakeHost) wantNothingLeft(t *testing.T, config Config) {
 func onFakeHost(t *testing.T, test func(t *testing.T, s *Supervisor, h *fakeHost, config Config)) {
 	synctest.Test(t, func(t *testing.T) {
 		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		defer stop()
-		test(t, s, h, config)
+		defer func() { h.stop() }()
+		test(t, h.start(t, config), h, config)
 	})
 }

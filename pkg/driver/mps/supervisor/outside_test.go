@@ -3,14 +3,10 @@
 package supervisor
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 )
 
 // GKE's driver lies in a root without a dev and a C library: nothing can run with it as its root.
@@ -40,26 +36,5 @@ func TestSandbox_RootWithoutDev(t *testing.T) {
 		if path, err := find(s.Program, s.Search); err != nil || path != filepath.Join(root, "bin", controlProgram) {
 			t.Errorf("without a dev: found %q, %v", path, err)
 		}
-	}
-}
-
-// While the supervisor uses a GPU, others can be reset: the supervisor opens none of them.
-func TestHardware_OpensOneGPU(t *testing.T) {
-	b := newBed(t)
-	node := b.node(t)
-	a := b.request(t, "a", 1)
-	gpus, err := b.hardware().Open(t.Context())
-	must(t, err)
-	if mode, err := gpus.ComputeMode(t.Context(), a.PCI, a.UUID); mode != nvml.ComputeModeDefault || err != nil {
-		t.Fatal(mode, err)
-	}
-	if err := node.Hardware().Reset(0); err != nil {
-		t.Errorf("reset of another GPU: %v", err)
-	}
-	if err := node.Hardware().Reset(1); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("reset of the GPU itself: %v", err)
-	}
-	if err := gpus.Close(); err != nil {
-		t.Error(err)
 	}
 }

@@ -36,11 +36,9 @@ func pipesOf(t *testing.T, p paths) net.Listener {
 	privileged, err := net.Listen("unix", filepath.Join(p.pipe, privilegedSocket))
 	must(t, err)
 	t.Cleanup(func() { _ = privileged.Close() })
-	if err := errors.Join(syscall.Mkfifo(filepath.Join(p.pipe, logPipe), 0o777),
+	must(t, errors.Join(syscall.Mkfifo(filepath.Join(p.pipe, logPipe), 0o777),
 		os.WriteFile(filepath.Join(p.pipe, "control_lock"), nil, 0o666),
-		os.WriteFile(filepath.Join(p.pipe, "nvidia-cuda-mps-control.pid"), []byte("1"), 0o666)); err != nil {
-		t.Fatal(err)
-	}
+		os.WriteFile(filepath.Join(p.pipe, "nvidia-cuda-mps-control.pid"), []byte("1"), 0o666)))
 	return listener
 }
 

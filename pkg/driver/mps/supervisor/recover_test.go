@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -94,17 +93,14 @@ func TestRecover_Records(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, config := newFakeHost(), testConfig(t)
-				s, stop := startFake(t, config, h)
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 				a, other := requestFor("a", 1), requestFor("other", 2)
 				ensure(t, s, a)
 				ensure(t, s, other)
-				stop()
+				h.stop()
 				path := recordOf(config.Dir, a.Device)
 				tt.happens(t, h, path)
-				s, stop = startFake(t, config, h)
-				defer stop()
+				s = h.start(t, config)
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
 				wantClaims(t, s, append(tt.claims, "other")...)
 				events := s.reports.watch()

@@ -33,7 +33,7 @@ func next(t *testing.T, events <-chan report) report {
 
 // noDaemonStarts fails each start of a daemon.
 func noDaemonStarts(what string) error {
-	if what == "before a daemon is started" {
+	if what == "before starting a daemon" {
 		return errors.New("broken")
 	}
 	return nil
@@ -79,7 +79,7 @@ func TestRestart_GivenUp(t *testing.T) {
 		var tries []time.Duration
 		var began time.Time
 		h.onStep(func(what string) error {
-			if what == "before a daemon is started" {
+			if what == "before starting a daemon" {
 				h.locked(func() { tries = append(tries, time.Since(began)) })
 				return broken
 			}
@@ -137,9 +137,7 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 	for name, tt := range tests {
 		for _, restarted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, supervisor restarted: %t", name, restarted), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					h, config := newFakeHost(), testConfig(t)
-					s, stop := startFake(t, config, h)
+				onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 					a := requestFor("a", 1)
 					h.modes[a.PCI] = tt.before
 					ensure(t, s, a)
@@ -153,10 +151,8 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 						h.locked(func() { tt.meanwhile(h, a) })
 					}
 					if restarted {
-						stop()
-						s, stop = startFake(t, config, h)
+						s = h.start(t, config)
 					}
-					defer stop()
 					if tt.again {
 						h.onStep(nil)
 						time.Sleep(slowRestart + time.Second) //nolint:forbidigo // in a bubble
@@ -166,8 +162,10 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 					}
 					h.onStep(nil)
 					release(t, s, a)
-					if got := h.modeOf(a.PCI); got != tt.want {
-						t.Errorf("mode %d without claims, want %d", got, tt.want)
+					starts := h.starts
+					time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+					if got := h.modeOf(a.PCI); got != tt.want || h.starts != starts {
+						t.Errorf("mode %d without claims, want %d; %d restarts, want none", got, tt.want, h.starts-starts)
 					}
 				})
 			})
@@ -260,7 +258,7 @@ func TestRelease_NotRecorded(t *testing.T) {
 			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 				a := requestFor("a", 1)
 				ensure(t, s, a)
-				h.onStep(failStep("before write", 1))
+				h.onStep(failStep("before writing", 1))
 				wantError(t, s.Release(t.Context(), a.Device, a.Claim), errStep.Error())
 				next(t, s, h, a)
 				time.Sleep(time.Second) //nolint:forbidigo // in a bubble
@@ -273,20 +271,4 @@ func TestRelease_NotRecorded(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestRelease_EndsRestarts(t *testing.T) {
-	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
-		a := requestFor("a", 1)
-		ensure(t, s, a)
-		h.onStep(noDaemonStarts)
-		h.kill(a.Device)
-		time.Sleep(2 * time.Second) //nolint:forbidigo // in a bubble
-		release(t, s, a)
-		starts := h.starts
-		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
-		if left := h.left(t, config); left != "" || h.starts != starts {
-			t.Errorf("left behind: %s; %d starts after the last claim", left, h.starts-starts)
-		}
-	})
 }

@@ -121,7 +121,7 @@ func TestEnsure_RunningDaemonCostsOneWrite(t *testing.T) {
 		h.onStep(func(what string) error { steps = append(steps, what); return nil })
 		ensure(t, s, requestFor("b", 1))
 		ensure(t, s, requestFor("b", 1))
-		equal(t, "steps", []string{"before write", "after write"}, steps)
+		equal(t, "steps", []string{"before writing", "after writing"}, steps)
 	})
 }
 
@@ -247,19 +247,16 @@ func TestEnsure_InvalidRequest(t *testing.T) {
 		"percentage":         {change(func(r *mps.Request) { r.Settings.ActiveThreadPercentage = 101 }), "percentage"},
 		"no memory at all":   {change(func(r *mps.Request) { r.Settings.PinnedMemory = 4096 }), "pinned memory"},
 	}
-	h, config := newFakeHost(), testConfig(t)
-	s, stop := startFake(t, config, h)
-	defer stop()
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		for name, tt := range tests {
 			if _, err := s.Ensure(t.Context(), tt.request); !errors.Is(err, errInvalid) || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want an error with %q", err, tt.want)
+				t.Errorf("%s: got %v, want an error with %q", name, err, tt.want)
 			}
-		})
-	}
-	if entries, _ := os.ReadDir(config.Dir); len(entries) != 1 || h.starts > 0 {
-		t.Errorf("%v was made", entries)
-	}
+		}
+		if entries, _ := os.ReadDir(config.Dir); len(entries) != 1 || h.starts > 0 {
+			t.Errorf("%v was made", entries)
+		}
+	})
 }
 
 func TestEnsure_ReplacedGPU(t *testing.T) {
@@ -277,15 +274,12 @@ func TestEnsure_ReplacedGPU(t *testing.T) {
 
 // A supervisor is asked to end while it stops a daemon: the stop is completed, as no other supervisor may follow.
 func TestRelease_WhileEnding(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		defer stop()
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
 		h.onStep(func(what string) error {
 			if what == "before asking quit" {
-				go stop()
+				go h.stop()
 				synctest.Wait()
 			}
 			return nil
