@@ -48,6 +48,25 @@ func TestClaimEvents_PartitionInUse(t *testing.T) {
 	s.hardware.waitPartitions(ctx)
 }
 
+// So it is where an agent has it open that NVML does not list.
+func TestClaimEvents_PartitionHeldByAgent(t *testing.T) {
+	ctx, s := newSpace(t)
+	pod := s.pods.run(ctx, partitionPod("ended", smallClass))
+	device := s.pods.device(ctx, pod)
+	partitions, err := env.node.Partitions(ctx)
+	s.must(err)
+	if len(partitions) != 1 {
+		t.Fatalf("there are partitions %v, want one", partitions)
+	}
+	agent, leave := holdOpen(ctx, s, env.node.Root(), "--gpu", partitions[0].GPU, "--gi", partitions[0].GPUInstance)
+	defer leave()
+	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "ended", metav1.DeleteOptions{}))
+	s.pods.gone(ctx, "ended")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", device, fmt.Sprintf("open in nvml-sim (process %d)", agent))
+	leave()
+	s.hardware.waitPartitions(ctx)
+}
+
 // So does a pod whose partition the driver does not destroy.
 func TestClaimEvents_UnprepareFails(t *testing.T) {
 	ctx, s := newSpace(t)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -46,17 +47,22 @@ func (n *plainNode) label(ctx context.Context, key, value string) {
 
 // hold keeps a GPU open, as a monitoring agent does, until end is called.
 func (n *plainNode) hold(ctx context.Context, gpu int) (pid int, end func()) {
-	n.space.Helper()
-	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "nvml-sim"), "hold", "--root", n.Root(), "--gpu", fmt.Sprint(gpu))
+	return holdOpen(ctx, n.space, n.Root(), "--gpu", fmt.Sprint(gpu))
+}
+
+// holdOpen keeps what flags of nvml-sim hold say open until end is called, which can be repeated.
+func holdOpen(ctx context.Context, s *space, root string, flags ...string) (pid int, end func()) {
+	s.Helper()
+	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "nvml-sim"), append([]string{"hold", "--root", root}, flags...)...)
 	out, err := cmd.StdoutPipe()
-	n.space.must(err)
-	n.space.must(cmd.Start())
+	s.must(err)
+	s.must(cmd.Start())
 	_, err = out.Read(make([]byte, 16))
-	n.space.must(err)
-	return cmd.Process.Pid, func() {
-		n.space.must(cmd.Process.Signal(syscall.SIGTERM))
-		n.space.must(cmd.Wait())
-	}
+	s.must(err)
+	return cmd.Process.Pid, sync.OnceFunc(func() {
+		s.must(cmd.Process.Signal(syscall.SIGTERM))
+		s.must(cmd.Wait())
+	})
 }
 
 const (

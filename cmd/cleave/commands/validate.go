@@ -133,7 +133,8 @@ func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
 	limited := map[gpu.PCIAddress]bool{}
 	for i := range n.GPUs.GPUs {
 		pci := n.GPUs.GPUs[i].PCI
-		limited[pci] = session.LimitsMemory(ctx, pci, f.CgroupRoot)
+		limits, err := session.LimitsMemory(ctx, pci, f.CgroupRoot)
+		limited[pci] = limits && err == nil
 	}
 	n.Capabilities = policy.Capabilities{MPS: n.Capabilities.MPS, CgroupMemory: func(g *gpu.GPU) bool { return limited[g.PCI] }}
 	return n, session.Close()
