@@ -180,6 +180,30 @@ func TestDaemon_OutlivesSupervisor(t *testing.T) {
 	}
 }
 
+func TestDaemon_DiedWithSupervisor(t *testing.T) {
+	b := newBed(t)
+	first := b.spawn(t, 0)
+	c := b.dial(t)
+	a := b.request(t, "a", 0)
+	mustEnsure(t, c, a)
+	pid := statusOf(t, c)[0].PID
+	must(t, errors.Join(first.Process.Kill(), syscall.Kill(pid, syscall.SIGKILL)))
+	_ = first.Wait()
+	c, stop := b.serve(t)
+	if e := mustEnsure(t, c, a); e.Generation != 2 {
+		t.Errorf("generation %d, want 2", e.Generation)
+	}
+	stop() // no watcher took the events: the next life reports them
+	c, _ = b.serve(t)
+	events := watchEvents(t, c)
+	for _, want := range []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted} {
+		if e := <-events; e.Kind != want || !cmp.Equal(e.Claims, []types.UID{"a"}) {
+			t.Errorf("event %+v, want %s", e, want)
+		}
+	}
+	mustRelease(t, c, a)
+}
+
 func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 	tests := map[string]struct {
 		fault *sim.Fault // of the daemon; nil to remove its program
