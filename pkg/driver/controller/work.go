@@ -184,7 +184,7 @@ func (r *workRunner) takeInventory(ctx context.Context, o *Options) {
 	}
 	answers, err := o.Hardware.MemoryLimits(ctx, now)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Whether the memory of time slices can be limited is not known of all GPUs", "retryAfter", o.ReconcileEvery)
+		klog.FromContext(ctx).Error(err, "GPUs do not say whether they can limit the memory of time slices", "retryAfter", o.ReconcileEvery)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
