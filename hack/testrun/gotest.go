@@ -49,7 +49,7 @@ func (f failure) String() string {
 
 // process is a program in a process group of its own, so that all that it started can be told to end.
 func process(ctx context.Context, root string, s stage, args, env []string, nice bool) *exec.Cmd {
-	if nice {
+	if nice && !s.urgent {
 		args = append([]string{"nice", "-n", "19"}, args...)
 	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)

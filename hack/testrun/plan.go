@@ -15,8 +15,9 @@ type stage struct {
 	name string
 	// command is run in place of go test. A failure is final: there is no test to repeat.
 	command []string
-	// after names a stage of another lane that has to end first.
-	after string
+	// after names a stage of another lane that has to end first. urgent is what others wait for: it is not nice.
+	after  string
+	urgent bool
 	// packages are patterns of go test; in the module at dir, which is the repository's if empty.
 	dir      string
 	packages []string
@@ -96,7 +97,12 @@ var withTools = []string{
 }
 
 // tools builds those programs.
-var tools = makes("build tools", "tools")
+var tools = urgent(makes("build tools", "tools"))
+
+func urgent(s stage) stage {
+	s.urgent = true
+	return s
+}
 
 func command(name string, args ...string) stage { return stage{name: name, command: args} }
 

@@ -4,12 +4,15 @@ package processes
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // OfClaim lists processes of containers with a claim: some, if any are left. They have the claim's device metadata mounted
@@ -29,7 +32,7 @@ func (p *Pods) byMark(ctx context.Context, marks []string) (map[string][]int, er
 	// ask reports whether a process could be inspected: one that has just ended cannot.
 	ask := func(pid int) (bool, error) {
 		given, err := p.table.mounted(pid, marks)
-		if gone(err) || err != nil && p.table.ended(pid) { // a zombie's mounts cannot be read
+		if gone(err) {
 			return false, nil
 		}
 		for _, mark := range given {
@@ -116,7 +119,7 @@ func (g group) members() ([]int, error) {
 // mounted returns the marks that occur in the path of a file mounted for a process. The path is the fourth field (proc(5),
 // /proc/PID/mountinfo).
 func (t Table) mounted(pid int, marks []string) ([]string, error) {
-	data, err := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "mountinfo"))
+	data, err := t.mounts(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -130,4 +133,25 @@ func (t Table) mounted(pid int, marks []string) ([]string, error) {
 		}
 	}
 	return found, nil
+}
+
+// mounts reads the mounts of a process, from its first thread that has any: EINVAL is of one that has closed its files, some time before it
+// is a zombie (Linux, fs/proc_namespace.c, mounts_open_common; kernel/exit.c, do_exit: exit_files before exit_task_namespaces).
+func (t Table) mounts(pid int) ([]byte, error) {
+	dir := filepath.Join(t.proc, strconv.Itoa(pid))
+	data, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
+	if !errors.Is(err, syscall.EINVAL) {
+		return data, err
+	}
+	threads, err := os.ReadDir(filepath.Join(dir, "task"))
+	if err != nil {
+		return nil, err
+	}
+	for _, thread := range threads {
+		data, err := os.ReadFile(filepath.Join(dir, "task", thread.Name(), "mountinfo"))
+		if !errors.Is(err, syscall.EINVAL) && !gone(err) {
+			return data, err
+		}
+	}
+	return nil, fmt.Errorf("read the mounts of process %d: no thread has any: %w", pid, syscall.ESRCH)
 }

@@ -13,26 +13,41 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A zombie in any pod has mounts that cannot be read (EINVAL), which says nothing of a claim.
-func TestOfClaim_Zombie(t *testing.T) {
+// A zombie has mounts that cannot be read (EINVAL), and so has a process that ends, before it is one. That says nothing of a claim, unless
+// another thread is left.
+func TestOfClaim_Ending(t *testing.T) {
 	cmd := exec.Command("true")
 	ended, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	pid, table := cmd.Process.Pid, Host()
+	child := cmd.Process.Pid
 	defer func() { _ = cmd.Wait() }()
 	if _, err := ended.Read(make([]byte, 1)); err == nil {
 		t.Fatal("true prints something")
 	}
-	for !table.ended(pid) { // its files are closed just before
+	for !Host().ended(child) { // its files are closed just before
 	}
-	proc := tree(t, map[string]string{strconv.Itoa(pid) + "/cgroup": "0::/kubepods/pod1234/c\n"})
-	for _, f := range []string{"mountinfo", "stat", "task"} {
-		must(t, os.Symlink(filepath.Join("/proc", strconv.Itoa(pid), f), filepath.Join(proc, strconv.Itoa(pid), f)))
-	}
-	p := newPods(Table{proc: proc, self: 2}, t.TempDir(), "")
-	if pids, err := p.OfClaim(t.Context(), "ns", "claim"); err != nil || len(pids) > 0 {
-		t.Errorf("got %v, %v, want none", pids, err)
+	const in, mount = "0::/kubepods/pod1234/c\n", "32 30 0:26 /cdi/gpu.cleave.dev-metadata/ns_claim/gpu/metadata.json /m ro - tmpfs tmpfs rw\n"
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  []int
+	}{
+		"zombie":               {map[string]string{"7/stat": "7 (a) Z 1 1\n", "7/task/7/comm": ""}, nil},
+		"not yet a zombie":     {map[string]string{"7/stat": "7 (a) R 1 1\n", "7/task/7/comm": ""}, nil},
+		"its first thread":     {map[string]string{"7/stat": "7 (a) Z 1 1\n", "7/task/7/comm": "", "7/task/8/mountinfo": mount}, []int{7}},
+		"its threads, in turn": {map[string]string{"7/stat": "7 (a) R 1 1\n", "7/task/7/comm": "", "7/task/8/comm": ""}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.files["7/cgroup"] = in
+			proc := tree(t, test.files)
+			for _, file := range []string{"7/mountinfo", "7/task/7/mountinfo"} {
+				must(t, os.Symlink(filepath.Join("/proc", strconv.Itoa(child), "mountinfo"), filepath.Join(proc, file)))
+			}
+			p := newPods(Table{proc: proc, self: 2}, t.TempDir(), "")
+			if pids, err := p.OfClaim(t.Context(), "ns", "claim"); err != nil || !slices.Equal(pids, test.want) {
+				t.Errorf("got %v, %v, want %v", pids, err, test.want)
+			}
+		})
 	}
 }
 
