@@ -34,7 +34,7 @@ type stage struct {
 	only      *regexp.Regexp
 }
 
-// lane runs its stages in order, workers at a time, beside other lanes. Once it is done, one of its workers helps these.
+// lane runs its stages in order, workers at a time, beside other lanes. Once it is done, one of its workers helps nice ones.
 type lane struct {
 	stages  []stage
 	workers int

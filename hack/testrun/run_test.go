@@ -135,14 +135,14 @@ func TestRunner_After(t *testing.T) {
 	}
 }
 
-// A lane that is done helps the others: without that, what waits here would wait for ever.
+// A lane that is done helps nice ones: without that, what waits here would wait for ever.
 func TestRunner_Helps(t *testing.T) {
 	root := t.TempDir()
 	r := &runner{root: root, logs: filepath.Join(root, "logs"), out: &strings.Builder{}, began: time.Now()}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	lanes := []lane{
-		{workers: 1, stages: []stage{command("waits", "sh", "-c", "until test -e made; do sleep 0.05; done"), command("makes", "touch", "made")}},
+		{workers: 1, nice: true, stages: []stage{command("waits", "sh", "-c", "until test -e made; do sleep 0.05; done"), command("makes", "touch", "made")}},
 		{workers: 1, stages: []stage{command("done", "true")}},
 	}
 	if err := r.run(ctx, []phase{{lanes: lanes}}); err != nil || len(r.failures) > 0 {

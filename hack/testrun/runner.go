@@ -93,9 +93,11 @@ func (r *runner) run(ctx context.Context, phases []phase) error {
 					own.Go(func() { work(i) })
 				}
 				own.Wait()
-				// What the others have left is done sooner with one worker of this lane.
-				for other := range p.lanes {
-					work(other)
+				// One worker of this lane goes on with what nice ones have left. Others have as many at a time as their tests' limits allow for.
+				for other, l := range p.lanes {
+					if l.nice {
+						work(other)
+					}
 				}
 			})
 		}
