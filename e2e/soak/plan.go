@@ -100,7 +100,7 @@ func (k Kind) crashesDuring() []Kind {
 }
 
 // faultsAlone: of so many faults, one has no crash in its midst.
-const faultsAlone = 2
+const faultsAlone = 4
 
 // probedBy is the scheduler whose pod shows that all works again after the fault.
 func (k Kind) probedBy() string {
@@ -200,7 +200,7 @@ func (p Plan) random(stream, index int) *rand.Rand {
 func (p Plan) Fault(index int) Fault {
 	r := p.random(streamFaults, index)
 	f := Fault{Index: index, Kind: p.kinds(index / len(round))[index%len(round)]}
-	f.After = between(r, 500*time.Millisecond, 3*time.Second)
+	f.After = between(r, 250*time.Millisecond, 2*time.Second)
 	if limits, ok := lasts[f.Kind]; ok {
 		f.For = between(r, limits[0], limits[1])
 	}

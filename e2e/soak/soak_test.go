@@ -13,8 +13,10 @@ import (
 	"time"
 )
 
-// testSeed is that of the soak of every test run: a longer one, with others, is make soak.
-const testSeed = 1
+// testSeed is that of the soak of every test run: a longer one, with others, is make soak. Its first 14 faults, which five minutes have on
+// two processors, are those that no other test has beside each other: records corrupted, the Node made anew, gates off, claims held, a policy
+// switched before Prepare, the disk full, the clock, a container that does not end, a reboot.
+const testSeed = 77225
 
 // What five minutes have on a slow machine, too.
 const (
