@@ -17,15 +17,17 @@ VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>
 FUZZTIME ?= 10s
 export FUZZTIME
 
-# What is tested, linted and run comes from one build cache.
-export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
+# gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them. Names are looked up
+# without the C library, as in Kubernetes' own programs, which are compiled without cgo.
+GO_TAGS := grpcnotrace,netgo,osusergo
+# What is tested, linted and run comes from one build cache, which most of Kubernetes' packages are in once. Programs are linked without
+# debug information, so it is not made: compilers take a sixth less.
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath -tags=$(GO_TAGS) -gcflags=all=-dwarf=false)
 # go-nvml wraps functions that NVML deprecates; the same flags everywhere keep one build cache.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 # NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
 # compilers do by default, would end the program at its start (github.com/NVIDIA/go-nvml, README).
 GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.Version=$(VERSION) -extldflags=-Wl,-z,lazy
-# gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them.
-GO_TAGS := grpcnotrace
 # The directory of nvml.h. Asked of a package, go downloads its module; asked of a module (go list -m) it prints nothing for
 # one that was never downloaded, which is every module on a fresh machine.
 NVML_HEADER = $$(go list -f '{{.Dir}}' github.com/NVIDIA/go-nvml/pkg/nvml)
@@ -61,11 +63,11 @@ build: sim cleave cleave-node ## build cleave, cleave-node, nvml-sim and libnvid
 # For people; cleave-node is for nodes. Both read GPUs with NVML.
 .PHONY: cleave
 cleave: $(CROSS_COMPILER)
-	$(GO_BUILD) -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
+	$(GO_BUILD) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
 
 .PHONY: cleave-node
 cleave-node: hook
-	$(GO_BUILD) -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave-node ./cmd/cleave-node
+	$(GO_BUILD) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave-node ./cmd/cleave-node
 
 # kube-scheduler with Cleave's plugin, as the cluster of e2e builds kube-scheduler: the same cache serves both. No other
 # target builds it, as it compiles Kubernetes, for ten minutes where nothing is cached.
@@ -81,19 +83,19 @@ scheduler: ## build bin/cleave-scheduler: kube-scheduler that packs GPUs
 sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-sim ./cmd/nvml-sim
 	header=$(NVML_HEADER); CGO_CFLAGS="$(CGO_CFLAGS) -I$$header" \
-		go build -trimpath -tags nvmlsim -buildmode=c-shared -ldflags "-s -w -extldflags '-Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(CURDIR)/cmd/nvml-sim/libnvidia-ml/exports.map'" \
+		go build -trimpath -tags $(GO_TAGS),nvmlsim -buildmode=c-shared -ldflags "-s -w -extldflags '-Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(CURDIR)/cmd/nvml-sim/libnvidia-ml/exports.map'" \
 		-o $(BIN)/libnvidia-ml.so.1 ./cmd/nvml-sim/libnvidia-ml
 	rm -f $(BIN)/libnvidia-ml.so.h
-	go build -trimpath -tags nvmlsimdynamic,osusergo,netgo -ldflags '-s -w' -o $(BIN)/nvidia-programs ./cmd/nvml-sim
+	go build -trimpath -tags $(GO_TAGS),nvmlsimdynamic -ldflags '-s -w' -o $(BIN)/nvidia-programs ./cmd/nvml-sim
 
 # The hook programs, which cleave-node carries and which run on the host. The first is static, as the host's C library may be
 # any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
 HOOKS := pkg/driver/cdi/hook/dist/$(GOARCH)
 .PHONY: hook
 hook: $(CROSS_COMPILER)
-	$(GO_BUILD) -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
+	$(GO_BUILD) -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
 		-o $(HOOKS)/nvidia-cdi-hook ./cmd/nvidia-cdi-hook
-	$(GO_BUILD) -tags osusergo,netgo -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
+	$(GO_BUILD) -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
 	gzip -9 -n -f $(HOOKS)/nvidia-cdi-hook $(HOOKS)/cleave-memory-limit
 
 # What is run is built with -trimpath, too, so that Go takes most of it from the cache of the build; and for this machine.
@@ -213,10 +215,10 @@ gpu-lane: hook ## build bin/gpu-lane/, which tries Cleave on a machine with a re
 .PHONY: gpu-lane-dir
 gpu-lane-dir:
 	rm -rf $(GPU_LANE) && mkdir -p $(GPU_LANE)
-	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave ./cmd/cleave
-	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave-node ./cmd/cleave-node
+	go build -trimpath -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave ./cmd/cleave
+	go build -trimpath -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave-node ./cmd/cleave-node
 	gzip -9 -n $(GPU_LANE)/cleave $(GPU_LANE)/cleave-node
-	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/gpu-lane ./e2e/cmd/gpulane
+	go build -trimpath -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/gpu-lane ./e2e/cmd/gpulane
 	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -o $(GPU_LANE)/cuda-probe e2e/gpulane/probe/cuda-probe.c
 	header=$(NVML_HEADER); $(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -I"$$header" \
 		-o $(GPU_LANE)/nvml-probe e2e/gpulane/probe/nvml-probe.c

@@ -102,7 +102,7 @@ require (
 	golang.org/x/time v0.15.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
-	google.golang.org/grpc v1.82.1 // indirect
+	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.12-0.20260120151049-f2248ac996af // indirect
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
@@ -126,15 +126,17 @@ require (
 
 replace github.com/cleave-dra/cleave => ../..
 
-// cleave-scheduler is built of what Kubernetes 1.37.2 was released with. The main module wants newer versions of these;
-// a requirement that is excluded is ignored. It also makes the build share its cache with that of kube-scheduler
-// (e2e/kubernetes/v1.37).
+// cleave-scheduler is built of what Kubernetes 1.37.2 was released with, but for gRPC, which has had faults of security mended since
+// (CVE-2026-84304, CVE-2026-84445). Others ask for newer versions of these; a requirement that is excluded is ignored. It also makes the
+// build share its cache with that of kube-scheduler (e2e/kubernetes/v1.37).
 exclude (
 	cel.dev/expr v0.25.2
 	go.yaml.in/yaml/v3 v3.0.5
+	golang.org/x/crypto v0.55.0
 	golang.org/x/mod v0.41.0
+	golang.org/x/net v0.58.0
 	golang.org/x/sys v0.48.0
-	google.golang.org/grpc v1.83.1
+	golang.org/x/text v0.41.0
 )
 
 replace (

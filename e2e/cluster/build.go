@@ -47,7 +47,7 @@ func programs(o Options) []program {
 	module := filepath.Join(o.Source, "e2e", "kubernetes", "v"+minorOf(o.Version))
 	for _, name := range []string{"kubectl", "kube-scheduler", "kube-apiserver", "kube-controller-manager", "kubelet"} {
 		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version),
-			kubernetesFlags(o.Version), "", false})
+			kubernetesFlags(o.Version), kubernetesTags, false})
 	}
 	if !o.ControlPlane {
 		return list
@@ -55,6 +55,9 @@ func programs(o Options) []program {
 	controlPlane := []string{"etcd", "kube-apiserver", "kube-scheduler"}
 	return slices.DeleteFunc(list, func(p program) bool { return !slices.Contains(controlPlane, p.name) })
 }
+
+// kubernetesTags are those of Kubernetes' own builds (hack/lib/golang.sh).
+const kubernetesTags = "selinux,notest,grpcnotrace"
 
 // kubernetesFlags set the version, without which the API server refuses to
 // start.
@@ -90,7 +93,7 @@ func BuildPrometheus(ctx context.Context, opts Options) (string, error) {
 // path. It is of the newest Kubernetes, whichever the cluster runs.
 func BuildDRATestDriver(ctx context.Context, opts Options) (string, error) {
 	const name = "test-driver"
-	kubernetes := program{pkg: "k8s.io/kubernetes/test/e2e/dra/", flags: kubernetesFlags(DefaultVersion)}
+	kubernetes := program{pkg: "k8s.io/kubernetes/test/e2e/dra/", flags: kubernetesFlags(DefaultVersion), tags: kubernetesTags}
 	dir, err := buildTools(ctx, opts, "dratestdriver", kubernetes, name)
 	return filepath.Join(dir, name), err
 }
@@ -276,8 +279,9 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		return fmt.Errorf("create the directory of %s: %w", p.name, err)
 	}
 	temporary := p.path() + ".new"
-	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-tags", p.tags, "-ldflags",
-		p.flags, "-o", temporary, p.pkg)
+	// Without debug information, as the Makefile compiles what is in the same cache.
+	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false",
+		"-tags", p.tags, "-ldflags", p.flags, "-o", temporary, p.pkg)
 	cmd.Dir = p.module
 	cgo := "0"
 	if p.cgo {
