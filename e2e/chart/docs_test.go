@@ -99,7 +99,7 @@ const chartHead = `# Cleave
 A Kubernetes DRA driver for NVIDIA GPUs: whole GPUs, MIG partitions on demand, time-sliced and MPS shares.
 
 ` + "```" + `
-helm install cleave deployments/helm/cleave --namespace cleave-system --create-namespace
+helm install cleave deployments/helm/cleave --namespace cleave-system --create-namespace --set image.repository=REGISTRY/cleave
 helm test cleave --namespace cleave-system
 ` + "```" + `
 
