@@ -16,7 +16,8 @@ import (
 var placeholder = regexp.MustCompile(`…|\bby a\b|libnvidia-ml\.so\.1|\b[A-Z]\b(:[A-Z]\b)?|\b15s\b|\bLong\b|\bEXCLUSIVE_PROCESS\b|\bGPU-|/dev/nvidia[-a-zA-Z]*`)
 
 // notOurs are documented messages of Kubernetes and of the kernel.
-var notOurs = []string{"cannot allocate all claims", "fetch ResourceClaim", "no relationship found between node", "no space left on device", "PROHIBITED", "FailedKillPod"}
+var notOurs = []string{"cannot allocate all claims", "fetch ResourceClaim", "no relationship found between node", "DRA driver gpu.cleave.dev is not registered",
+	"no space left on device", "PROHIBITED", "FailedKillPod"}
 
 // documentedMessages are the words in code of the first column of tables about symptoms, without placeholders.
 func documentedMessages(t *testing.T, file string) []string {
