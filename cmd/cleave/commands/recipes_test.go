@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -22,9 +23,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/tools/podfile"
 )
 
 // recipe is what the commands say of one.
@@ -159,6 +162,65 @@ func TestRecipes_Decode(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRecipes_Scripts: a container runs a program of a ConfigMap from where it is mounted.
+func TestRecipes_Scripts(t *testing.T) {
+	ran := 0
+	for name := range recipes {
+		held := map[string][]string{} // files by ConfigMap
+		var pods []podfile.Pod
+		for document := range strings.SplitSeq(recipeFile(t, name), "\n---\n") {
+			var config corev1.ConfigMap
+			if err := yaml.Unmarshal([]byte(document), &config); err == nil && config.Kind == "ConfigMap" {
+				held[config.Name] = slices.Sorted(maps.Keys(config.Data))
+			}
+			raw, err := yaml.YAMLToJSON([]byte(document))
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, err := podfile.In(raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pods = append(pods, found...)
+		}
+		for _, pod := range pods {
+			for _, c := range podfile.Containers(&pod.Spec) {
+				mounted := mountedFiles(&pod.Spec, &c, held)
+				for _, word := range strings.Fields(strings.Join(slices.Concat(c.Command, c.Args), " ")) {
+					if want, ok := mounted[path.Base(word)]; ok && path.IsAbs(word) {
+						ran++
+						if word != want {
+							t.Errorf("%s: container %s runs %s, which is mounted at %q", name, c.Name, word, want)
+						}
+					}
+				}
+			}
+		}
+	}
+	if ran == 0 {
+		t.Error("no recipe runs a program of a ConfigMap")
+	}
+}
+
+// mountedFiles are the paths of files of the pod's ConfigMaps in a container, by name; empty for what it does not mount.
+func mountedFiles(pod *corev1.PodSpec, c *corev1.Container, held map[string][]string) map[string]string {
+	files := map[string]string{}
+	for _, volume := range pod.Volumes {
+		if volume.ConfigMap == nil {
+			continue
+		}
+		for _, file := range held[volume.ConfigMap.Name] {
+			files[file] = ""
+			for _, mount := range c.VolumeMounts {
+				if mount.Name == volume.Name {
+					files[file] = path.Join(mount.MountPath, file)
+				}
+			}
+		}
+	}
+	return files
 }
 
 // TestRecipes_Quota: a class that a quota does not name has no limit.
