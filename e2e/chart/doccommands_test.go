@@ -281,6 +281,8 @@ var cannotRun = map[string]string{
 	"kubectl -n cleave-system get pods -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
 	"kubectl apply -f cleave/deviceclasses.yaml":                                                      "cleave import writes it",
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                          "it runs until it is stopped",
+	"kubectl -n cleave-system port-forward POD 8080":                                                  "it runs until it is stopped",
+	"kubectl -n cleave-system logs POD --previous":                                                    "no plugin has restarted",
 	"kubectl -n monitoring port-forward service/prometheus 9090":                                      "it runs until it is stopped",
 	"kubectl get events -A --field-selector reason=RepackEvicts":                                      "nothing is repacked here",
 	"kubectl cleave explain pod trainer":                                                              "a pod of the reader's",
