@@ -282,6 +282,7 @@ var cannotRun = map[string]string{
 	"kubectl apply -f cleave/deviceclasses.yaml":                                                      "cleave import writes it",
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                          "it runs until it is stopped",
 	"kubectl -n cleave-system port-forward POD 8080":                                                  "it runs until it is stopped",
+	"kubectl taint node NODE node.kubernetes.io/out-of-service-":                                      "the node has no such taint",
 	"kubectl -n cleave-system logs POD --previous":                                                    "no plugin has restarted",
 	"kubectl -n monitoring port-forward service/prometheus 9090":                                      "it runs until it is stopped",
 	"kubectl get events -A --field-selector reason=RepackEvicts":                                      "nothing is repacked here",
