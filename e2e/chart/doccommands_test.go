@@ -281,6 +281,7 @@ var cannotRun = map[string]string{
 	"kubectl -n cleave-system get pods -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
 	"kubectl apply -f cleave/deviceclasses.yaml":                                                      "cleave import writes it",
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                          "it runs until it is stopped",
+	"kubectl -n cleave-system exec POD -- /usr/bin/cleave-node mps-supervisor status":                 "the pod of a node that the reader chooses",
 	"kubectl -n cleave-system port-forward POD 8080":                                                  "it runs until it is stopped",
 	"kubectl taint node NODE node.kubernetes.io/out-of-service-":                                      "the node has no such taint",
 	"kubectl -n cleave-system logs POD --previous":                                                    "no plugin has restarted",
