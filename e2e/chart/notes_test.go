@@ -9,10 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/version"
 )
 
@@ -176,5 +179,15 @@ func TestWebhook_KeepsCertificate(t *testing.T) {
 	}
 	if out := dryRun(t, apiServer(t, map[string]any{"/api/v1/namespaces/" + namespace + "/secrets/cleave-webhook-tls": kept}), values); !strings.Contains(out, authority) {
 		t.Error("the certificate that was there is not kept")
+	}
+}
+
+// TestWebhook_HostNetworkUpdates: an old pod makes room for a new one where every node that may have one has one.
+func TestWebhook_HostNetworkUpdates(t *testing.T) {
+	const values = "webhook: {enabled: true, hostNetwork: true, tls: {from: secret}}"
+	strategy := typed[appsv1.Deployment](t, mustRender(t, values), "Deployment", "cleave-webhook").Spec.Strategy
+	want := appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))}}
+	if diff := cmp.Diff(want, strategy); diff != "" {
+		t.Errorf("strategy (-want +got):\n%s", diff)
 	}
 }
