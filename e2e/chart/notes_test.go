@@ -9,10 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/version"
 )
 
@@ -163,18 +166,58 @@ func TestNotes_FirstPod(t *testing.T) {
 	}
 }
 
-// TestWebhook_KeepsCertificate: with a cluster the chart takes the certificate that is there, and makes one where there is none.
+// TestWebhook_KeepsCertificate: with a cluster the chart takes the certificate that is there if it is for the host that the API server
+// calls, and makes one else.
 func TestWebhook_KeepsCertificate(t *testing.T) {
-	const values = "webhook: {enabled: true}"
-	kept := corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: metav1.ObjectMeta{Name: "cleave-webhook-tls", Namespace: namespace, Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"},
-			Annotations: map[string]string{"meta.helm.sh/release-name": "cleave", "meta.helm.sh/release-namespace": namespace}},
-		Data: map[string][]byte{"ca.crt": []byte("authority"), "tls.crt": []byte("certificate"), "tls.key": []byte("key")}}
-	const authority = "caBundle: YXV0aG9yaXR5"
-	if out := dryRun(t, apiServer(t, nil), values); strings.Contains(out, authority) || !strings.Contains(out, "caBundle: LS0t") {
-		t.Error("there is no new certificate")
+	const annotation, service, address = "gpu.cleave.dev/certificate-hosts", "cleave-webhook." + namespace + ".svc", "192.0.2.1"
+	const values, onHost = "webhook: {enabled: true}", "webhook: {enabled: true, hostNetwork: true, hostAddress: " + address + "}"
+	secret := func(hosts string) *corev1.Secret {
+		s := &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Name: "cleave-webhook-tls", Namespace: namespace, Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"},
+				Annotations: map[string]string{"meta.helm.sh/release-name": "cleave", "meta.helm.sh/release-namespace": namespace}},
+			Data: map[string][]byte{"ca.crt": []byte("authority"), "tls.crt": []byte("certificate"), "tls.key": []byte("key")}}
+		if hosts != "" {
+			s.Annotations[annotation] = hosts
+		}
+		return s
 	}
-	if out := dryRun(t, apiServer(t, map[string]any{"/api/v1/namespaces/" + namespace + "/secrets/cleave-webhook-tls": kept}), values); !strings.Contains(out, authority) {
-		t.Error("the certificate that was there is not kept")
+	for name, tt := range map[string]struct {
+		values string
+		have   *corev1.Secret
+		kept   bool
+		hosts  string // of the Secret afterwards
+	}{
+		"none":                       {values, nil, false, service},
+		"of a chart before":          {values, secret(""), true, service},
+		"the same":                   {values, secret(service), true, service},
+		"another release's":          {values, secret("other.svc"), false, service},
+		"none, on the host":          {onHost, nil, false, service + "," + address},
+		"of one before, on the host": {onHost, secret(""), false, service + "," + address},
+		"no longer a Service":        {onHost, secret(service), false, service + "," + address},
+		"the same address":           {onHost, secret(service + "," + address), true, service + "," + address},
+		"another address":            {onHost, secret(service + ",192.0.2.11"), false, service + "," + address},
+		"no longer on the host":      {values, secret(service + "," + address), true, service + "," + address},
+	} {
+		objects := map[string]any{}
+		if tt.have != nil {
+			objects["/api/v1/namespaces/"+namespace+"/secrets/cleave-webhook-tls"] = tt.have
+		}
+		out := dryRun(t, apiServer(t, objects), tt.values)
+		if kept, made := strings.Contains(out, "caBundle: YXV0aG9yaXR5"), strings.Contains(out, "caBundle: LS0t"); kept != tt.kept || made == tt.kept {
+			t.Errorf("%s: the certificate is kept: %t, made anew: %t", name, kept, made)
+		}
+		if want := annotation + ": \"" + tt.hosts + "\"\n"; !strings.Contains(out, want) {
+			t.Errorf("%s: there is no %s", name, want)
+		}
+	}
+}
+
+// TestWebhook_HostNetworkUpdates: an old pod makes room for a new one where every node that may have one has one.
+func TestWebhook_HostNetworkUpdates(t *testing.T) {
+	const values = "webhook: {enabled: true, hostNetwork: true, tls: {from: secret}}"
+	strategy := typed[appsv1.Deployment](t, mustRender(t, values), "Deployment", "cleave-webhook").Spec.Strategy
+	want := appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))}}
+	if diff := cmp.Diff(want, strategy); diff != "" {
+		t.Errorf("strategy (-want +got):\n%s", diff)
 	}
 }

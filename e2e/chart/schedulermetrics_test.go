@@ -68,13 +68,13 @@ func TestScheduler_NetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestScheduler_AlertNames: the alerts are about the release's own scheduler.
+// TestScheduler_AlertNames: the alerts are about the release's own scheduler, plugin and supervisor.
 func TestScheduler_AlertNames(t *testing.T) {
 	const rule = "fullnameOverride: x\nmetrics: {prometheusRule: {enabled: true}}\nscheduler: {enabled: true, name: %s}"
 	for name, names := range map[string]string{"mine": `"default-scheduler|mine"`, "default-scheduler": `"default-scheduler|cleave-scheduler"`} {
 		data, err := yaml.Marshal(find(mustRender(t, strings.Replace(rule, "%s", name, 1)), "PrometheusRule", "x").Object)
 		must(t, err)
-		for _, want := range []string{`job="` + namespace + `/x-scheduler"`, `deployment="x-scheduler"`, names} {
+		for _, want := range []string{`job="` + namespace + `/x-scheduler"`, `deployment="x-scheduler"`, `daemonset="x-plugin"`, `daemonset="x-mps"`, names} {
 			if !strings.Contains(string(data), want) {
 				t.Errorf("%s: no alert has %s", name, want)
 			}

@@ -9,16 +9,16 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"regexp"
+	"reflect"
 	"strings"
 	"unicode"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
+	strictjson "sigs.k8s.io/json"
 )
 
 // maxReview bounds a request in bytes; the API server takes objects of 3 MiB (MaxRequestBodyBytes), and sends the old one,
@@ -81,10 +81,13 @@ func readReview(w http.ResponseWriter, req *http.Request) (*admissionv1.Admissio
 	return review, nil
 }
 
-// review decides. An object of which a controller only updates the rest, such as its finalizers, is let through: nobody could
-// remove it else.
+// review decides. An object of which a controller only updates the rest, such as its finalizers, is let through, even one that is not
+// decoded: nobody could remove it else.
 func (r Rules) review(req *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	answer := &admissionv1.AdmissionResponse{UID: req.UID, Allowed: true}
+	if req.Operation == admissionv1.Update && sameSpec(req.OldObject.Raw, req.Object.Raw) {
+		return answer
+	}
 	object, err := decodeObject(req, req.Object.Raw)
 	if err != nil {
 		return refuse(answer, metav1.StatusReasonBadRequest, http.StatusBadRequest, err.Error())
@@ -92,33 +95,19 @@ func (r Rules) review(req *admissionv1.AdmissionRequest) *admissionv1.AdmissionR
 	if object == nil {
 		return answer
 	}
-	errs := r.Check(object)
-	if len(errs) == 0 {
-		return answer
+	if errs := r.Check(object); len(errs) > 0 {
+		return refuse(answer, metav1.StatusReasonInvalid, http.StatusUnprocessableEntity, errs.ToAggregate().Error())
 	}
-	if req.Operation == admissionv1.Update {
-		if before, err := decodeObject(req, req.OldObject.Raw); err == nil && before != nil && sameSpec(before, object) {
-			return answer
-		}
-	}
-	return refuse(answer, metav1.StatusReasonInvalid, http.StatusUnprocessableEntity, errs.ToAggregate().Error())
+	return answer
 }
 
-// sameSpec reports whether an update of an object that is checked leaves its spec as it is.
-func sameSpec(before, after runtime.Object) bool {
-	switch b := before.(type) {
-	case *resourceapi.ResourceClaim:
-		a, ok := after.(*resourceapi.ResourceClaim)
-		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
-	case *resourceapi.ResourceClaimTemplate:
-		a, ok := after.(*resourceapi.ResourceClaimTemplate)
-		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
-	case *resourceapi.DeviceClass:
-		a, ok := after.(*resourceapi.DeviceClass)
-		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
-	default:
-		return false
+// sameSpec reports whether an update leaves an object's spec as it is. The API server writes both alike.
+func sameSpec(before, after []byte) bool {
+	var b, a struct {
+		Spec any `json:"spec"`
 	}
+	return strictjson.UnmarshalCaseSensitivePreserveInts(before, &b) == nil &&
+		strictjson.UnmarshalCaseSensitivePreserveInts(after, &a) == nil && reflect.DeepEqual(b, a)
 }
 
 func refuse(answer *admissionv1.AdmissionResponse, reason metav1.StatusReason, code int32, message string) *admissionv1.AdmissionResponse {
@@ -137,7 +126,7 @@ func decodeObject(req *admissionv1.AdmissionRequest, raw []byte) (runtime.Object
 		return nil, fmt.Errorf("version %s of %s: have the webhook configuration ask with version %s and matchPolicy Equivalent",
 			req.Kind.Version, req.Kind.Kind, resourceapi.SchemeGroupVersion.Version)
 	}
-	if err := CheckNumbers(raw); err != nil {
+	if err := CheckQuantities(raw, object); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", req.Kind.Kind, err)
 	}
 	if err := json.Unmarshal(raw, object); err != nil {
@@ -159,15 +148,3 @@ func NewObject(kind string) runtime.Object {
 		return nil
 	}
 }
-
-// CheckNumbers refuses JSON with numbers that cannot be decoded as a quantity in reasonable time.
-func CheckNumbers(raw []byte) error {
-	if number := hugeNumber.Find(raw); number != nil {
-		return fmt.Errorf("the number %s is out of bounds", number)
-	}
-	return nil
-}
-
-// hugeNumber is a number, or a text that is one, with an exponent of three digits. resource.ParseQuantity writes numbers
-// out: with 1e999999999 it would not come back.
-var hugeNumber = regexp.MustCompile(`[:\[,]\s*"?[+-]?[0-9.]+[eE][+-]?[0-9]{3,}"?\s*[,}\]]`)

@@ -81,6 +81,11 @@ func TestWebhook_Review(t *testing.T) {
 	broken.Request.Object.Raw = []byte(`{"spec": []}`)
 	endless := reviewOf(t, admissionv1.Create, right, nil)
 	endless.Request.Object.Raw = []byte(`{"metadata":{"uid":"00e-0001-4a"},"spec":{"devices":{"requests":[{"exactly":{"capacity":{"requests":{"memory":"1e999999999"}}}}]}}}`)
+	released := reviewOf(t, admissionv1.Update, right, nil)
+	released.Request.Object.Raw = endless.Request.Object.Raw
+	released.Request.OldObject.Raw = bytes.Replace(endless.Request.Object.Raw, []byte(`"uid"`), []byte(`"finalizers":["f"],"uid"`), 1)
+	labeled := claimYAML(t, `{}`)
+	labeled.Labels = map[string]string{"app.kubernetes.io/version": "83e6123"}
 	tests := map[string]struct {
 		review *admissionv1.AdmissionReview
 		want   string // what is said; empty: let through
@@ -95,6 +100,9 @@ func TestWebhook_Review(t *testing.T) {
 		"another kind":              {slice, ""},
 		"an older version":          {older, "matchPolicy Equivalent"},
 		"a number without end":      {endless, "1e999999999"},
+		"as endless as before":      {released, ""},
+		"a label like a number":     {reviewOf(t, admissionv1.Create, labeled, nil), ""},
+		"with one as before":        {reviewOf(t, admissionv1.Update, labeled, labeled), ""},
 		"an object that is not one": {broken, "decode ResourceClaim"},
 	}
 	for name, tt := range tests {

@@ -14,6 +14,8 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	strictjson "sigs.k8s.io/json"
+
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
 )
 
 // Limits of the search in one object.
@@ -35,7 +37,7 @@ type Pod struct {
 // In finds the pods of an object. A template is what has the shape of one, wherever it stands: an object whose spec has a list of
 // named containers. That holds for a Deployment and a CronJob as for a JobSet, a LeaderWorkerSet, a RayCluster or a Notebook. Other
 // kinds have the fields of a pod's spec among their own, such as the predictor of an InferenceService: an object with containers and
-// claims is one, too. raw must be free of numbers that take long to parse.
+// claims is one, too.
 func In(raw []byte) ([]Pod, error) {
 	var object map[string]any
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts(raw, &object); err != nil {
@@ -47,6 +49,9 @@ func In(raw []byte) ([]Pod, error) {
 	}
 	if of.APIVersion == "v1" && of.Kind == "Pod" {
 		pod := &corev1.Pod{}
+		if err := admission.CheckQuantities(raw, pod); err != nil {
+			return nil, err
+		}
 		unknown, err := strictjson.UnmarshalStrict(raw, pod)
 		if err != nil {
 			return nil, err
@@ -172,6 +177,9 @@ func (s *search) add(template map[string]any, at, specAt *field.Path) error {
 		return err
 	}
 	decoded := &corev1.PodTemplateSpec{}
+	if err := admission.CheckQuantities(raw, decoded); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
 	unknown, err := strictjson.UnmarshalStrict(raw, decoded)
 	if err != nil {
 		return fmt.Errorf("%s: %w", at, err)

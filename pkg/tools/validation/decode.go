@@ -115,9 +115,6 @@ func (d *Decoded) sort(object runtime.Object) {
 
 // podsOf are the pods of an object that ask for devices.
 func podsOf(h *header, raw []byte) ([]Pod, error) {
-	if err := admission.CheckNumbers(raw); err != nil {
-		return nil, fmt.Errorf("%s: %w", h.name(), err)
-	}
 	found, err := podfile.In(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.name(), err)

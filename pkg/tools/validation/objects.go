@@ -44,10 +44,10 @@ func (v *validation) decode(f *File, d v1alpha1.Document, h *header) {
 
 // decodeStrictly returns an object alongside the error where only fields are unknown.
 func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
-	if err := admission.CheckNumbers(raw); err != nil {
+	decoded := admission.NewObject(kind)
+	if err := admission.CheckQuantities(raw, decoded); err != nil {
 		return nil, err
 	}
-	decoded := admission.NewObject(kind)
 	strict, err := json.UnmarshalStrict(raw, decoded)
 	if err != nil {
 		return nil, err

@@ -110,7 +110,7 @@ func TestFiles_Problems(t *testing.T) {
 		"a claim of no fields": {claimHead, nil},
 		"an unknown field":     {claim("deviceClasName: gpu.cleave.dev"), []string{`f.yaml: ResourceClaim team/c: unknown field "spec.devices.requests[0].exactly.deviceClasName"`, "f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: Required value: name a DeviceClass, such as gpu.cleave.dev"}},
 		"a field of no type":   {claim("count: many"), []string{"f.yaml: ResourceClaim team/c: json: cannot unmarshal string into Go struct field ExactDeviceRequest.spec.devices.requests.exactly.count of type int64"}},
-		"a number without end": {claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 1e999999999}}"), []string{"f.yaml: ResourceClaim team/c: the number :\"1e999999999\"} is out of bounds"}},
+		"a number without end": {claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 1e999999999}}"), []string{`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.capacity.requests[memory]: Invalid value: "1e999999999": the number is out of bounds`}},
 		"CEL that does not compile": {claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.driver == 'x'"}}, {cel: {expression: "devic.driver"}}]`), []string{
 			`f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[1].cel.expression: Invalid value: "devic.driver": compilation failed: ERROR: <input>:1:1: undeclared reference to 'devic' (in container '') | devic.driver | ^`,
 		}},
