@@ -318,7 +318,6 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 			}
 			return first
 		},
-		func(n string) int64 { return 0 },
 	}
 }
 
