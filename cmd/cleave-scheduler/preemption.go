@@ -144,14 +144,8 @@ type room struct {
 // that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the
 // event queues it again.
 func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
-	names := []string{a.shared.HeldNode(pod)}
-	for _, name := range gpupacking.Vacated(a.state) {
-		if name != names[0] {
-			names = append(names, name)
-		}
-	}
-	for _, name := range names {
-		if name != "" && a.waitsFor(ctx, pod, name) {
+	for _, name := range a.shared.Awaited(a.state, pod) {
+		if a.waitsFor(ctx, pod, name) {
 			return name, true
 		}
 	}
@@ -324,7 +318,6 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 			}
 			return first
 		},
-		func(n string) int64 { return 0 },
 	}
 }
 

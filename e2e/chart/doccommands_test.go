@@ -295,6 +295,8 @@ var cannotRun = map[string]string{
 	"kubectl cleave inspect -o json":                                                                  "the plugin of kubectl is not installed",
 	"kubectl get nodes -l nvidia.com/gpu.product=NVIDIA-L40S":                                         "what was done before, with GPU feature discovery",
 	"kubectl get pods -n cleave-system -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
+	"kubectl delete devicetaintrules -l app.kubernetes.io/managed-by=cleave-scheduler":                "no device is allocated twice here",
+	"kubectl taint node NODE gpu.cleave.dev/repack-":                                                  "nothing is repacked here",
 	"kubectl describe pod":                                                                            "a name in a sentence; there may be no pod",
 	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":             "cleave import writes it",
 	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100":         "cleave import writes it",

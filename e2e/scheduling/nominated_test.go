@@ -95,6 +95,29 @@ func TestPreemption_GoneAnyway(t *testing.T) {
 	}
 }
 
+// TestPreemption_EndsBesideBusy: a pod of n1 ends because a user has deleted it, and n2 has free GPUs and no CPU left. Nobody has to go
+// there, whether n1 has CPU or the pod that ends frees it, too.
+func TestPreemption_EndsBesideBusy(t *testing.T) {
+	for name, cpu := range map[string]string{"has CPU": "1", "frees CPU, too": "16"} {
+		t.Run(name, func(t *testing.T) {
+			b := newPriorityBed(t, "n1", "n2")
+			b.startScheduler("{}")
+			b.addPods("first", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n1"), requests(cpu, "1Gi"))
+			b.addPods("cpu", "gpu.cleave.dev", 1, priority("low"), graceful, onNode("n2"), requests("120", "1Gi"))
+			b.scheduled(9)
+			b.addPods("patient", "gpu.cleave.dev", 1, priority("patient"), requests("16", "1Gi")) // for it, the allocator is asked on all nodes
+			b.waits("patient-0")
+			must(t, b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "first-0", metav1.DeleteOptions{}))
+			b.addPods("high", "gpu.cleave.dev", 1, priority("high"), requests("16", "1Gi"))
+			b.nominated("high-0", "n1")
+			if names := b.evictedFor("high-0", 1); names[0] != "first-0" {
+				t.Errorf("ended is %s, want first-0", names[0])
+			}
+			b.none()
+		})
+	}
+}
+
 // TestPreemption_Patient: while one of two victims ends, the scheduler does not try the pod over and over.
 func TestPreemption_Patient(t *testing.T) {
 	b := newPriorityBed(t, "n1", "n2", "n3", "n4", "n5", "n6")

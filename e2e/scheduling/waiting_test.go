@@ -168,3 +168,29 @@ func TestPreemption_TaintRemoved(t *testing.T) {
 	b.taint("n2")
 	allOf(t, b.evictedFor("urgent-0", 1), "low")
 }
+
+// TestPreemption_TaintedAfterNomination: the node that a pod is nominated for gets a taint after its victim has gone, before the claim is
+// deallocated. The nomination is taken away, and what the victim left is for pods that tolerate the taint.
+func TestPreemption_TaintedAfterNomination(t *testing.T) {
+	b := newPriorityBed(t, "n1", "n2")
+	b.startScheduler("{}")
+	b.addPods("low", "gpu.cleave.dev", 8, priority("low"), graceful, onNode("n1"))
+	b.addPods("other", "gpu.cleave.dev", 8, priority("high"), onNode("n2"))
+	b.scheduled(16)
+	b.addPods("urgent", "gpu.cleave.dev", 1, priority("high"))
+	victim := b.ending(1)[0]
+	b.nominated("urgent-0", "n1")
+	b.addPods("patient", "gpu.cleave.dev", 1, priority("patient")) // for it, the allocator is asked on all nodes
+	b.waits("patient-0")
+	b.gone(victim)
+	b.taint("n1", corev1.Taint{Key: "upkeep", Effect: corev1.TaintEffectNoSchedule})
+	b.addPods("tolerant", "gpu.cleave.dev", 1, priority("low"), func(p *corev1.Pod) {
+		p.Spec.Tolerations = []corev1.Toleration{{Key: "upkeep", Operator: corev1.TolerationOpExists}}
+	})
+	b.waits("tolerant-0")
+	b.free(victim)
+	b.nominated("urgent-0", "")
+	b.running("tolerant-0")
+	b.waits("urgent-0")
+	b.none()
+}

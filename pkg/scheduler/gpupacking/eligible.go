@@ -26,6 +26,11 @@ type eligible struct {
 	replicas map[string]int
 }
 
+// has reports whether a node is one of them.
+func (e *eligible) has(node string) bool {
+	return slices.Contains(e.free, node) || slices.Contains(e.busy, node)
+}
+
 // eligibleNodes sorts nodes. Of extended resources, those that are DeviceClasses are left out: they are a matter of devices.
 func (a *asks) eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
 	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(logger, pod, nodes)}

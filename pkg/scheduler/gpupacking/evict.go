@@ -30,6 +30,7 @@ type eviction struct {
 	victims []types.UID
 	loss    packing.Loss
 	busy    bool // the node lacks CPU, memory or pod slots, too
+	fits    bool // it has the devices as it is
 }
 
 // evictor finds evictions for a pod.
@@ -90,6 +91,7 @@ func (e *evictor) on(ctx context.Context, c *cluster, q query, node framework.No
 		}
 		found.loss = found.loss.Plus(one.loss)
 	}
+	found.fits = len(p.short) == 0
 	return found, true
 }
 
@@ -209,9 +211,9 @@ func (e *evictor) from(here map[types.UID]*corev1.Pod) *pools.Evicting {
 }
 
 // evictions are the nodes on which pods can be evicted for one that has no room, those of the least loss first. Where nodes have room on
-// their GPUs and lack only CPU, memory or pod slots, those count where somebody has to go for devices.
+// their GPUs and lack only CPU, memory or pod slots, those count that have no room on their GPUs.
 func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.NodeInfoLister, among eligible, q query,
-	onlyVictims bool) []eviction {
+	onlyShort bool) []eviction {
 	var found []eviction
 	for i, names := range [][]string{among.free, among.busy} {
 		for _, name := range names {
@@ -219,7 +221,7 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 			if err != nil || !e.any(c, node) {
 				continue
 			}
-			if one, ok := e.on(ctx, c, q, node); ok && (!onlyVictims || len(one.victims) > 0) {
+			if one, ok := e.on(ctx, c, q, node); ok && !(onlyShort && one.fits) {
 				one.busy = i == 1
 				found = append(found, one)
 			}

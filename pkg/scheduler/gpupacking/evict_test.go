@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-scheduler/framework"
@@ -211,6 +212,25 @@ func TestEvictions_NobodyGoes(t *testing.T) {
 	b.run("n2", "low", "gpu", -1000)
 	if diff := cmp.Diff("n1 evict map[n1:[]]", b.urgent("urgent", "gpu")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEvictions_EndsBesideBusy: a pod ends with the only GPU of one node; another has a free GPU, and its CPU is used up. Both are offered,
+// so that nobody has to go for CPU.
+func TestEvictions_EndsBesideBusy(t *testing.T) {
+	for name, used := range map[string]int64{"has CPU": 0, "frees CPU, too": 8000} {
+		t.Run(name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{})
+			b.addNodes("gh200", "n1", "n2")
+			b.run("n1", "ends", "gpu", -1000, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(time.Minute)} })
+			b.nodes[0].(*fakeNode).usedCPU, b.nodes[1].(*fakeNode).usedCPU = used, 8000
+			pod := b.ofPriority(1000, "urgent", "gpu")
+			pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}}}
+			if diff := cmp.Diff("n1 n2 busy map[n1:[]]", b.outcomeOf(pod)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -112,8 +112,8 @@ func (h *holds) pod(namespace, name string, uid types.UID) *corev1.Pod {
 	return nil
 }
 
-// HeldNode is the node where devices are held for a pod, or that it is nominated for; empty for none.
-func (s *Shared) HeldNode(pod *corev1.Pod) string {
+// heldNode is the node where devices are held for a pod, or that it is nominated for; empty for none.
+func (s *Shared) heldNode(pod *corev1.Pod) string {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
 		defer c.mutex.Unlock()

@@ -162,7 +162,7 @@ func TestHold_Followed(t *testing.T) {
 			if diff := cmp.Diff(c.ended, ended); diff != "" {
 				t.Errorf("ended on (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(c.want, shared.HeldNode(pod("", ""))); diff != "" {
+			if diff := cmp.Diff(c.want, shared.heldNode(pod("", ""))); diff != "" {
 				t.Errorf("held on (-want +got):\n%s", diff)
 			}
 			now := time.Now()
@@ -174,6 +174,41 @@ func TestHold_Followed(t *testing.T) {
 			}
 			if got := len(shared.Unknown(now.Add(time.Minute))) > 0; got != c.unknown {
 				t.Errorf("after a minute, unknown is %t", got)
+			}
+		})
+	}
+}
+
+// TestAwaited_Refused: nobody waits on the node that a pod is nominated for if that refuses the pod since.
+func TestAwaited_Refused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Node)
+		want   []string
+	}{
+		"as it was": {func(*corev1.Node) {}, []string{"n1"}},
+		"tainted": {func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "upkeep", Effect: corev1.TaintEffectNoSchedule}}
+		}, nil},
+		"cordoned":     {func(n *corev1.Node) { n.Spec.Unschedulable = true }, nil},
+		"not selected": {func(n *corev1.Node) { n.Labels["pool"] = "b" }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{})
+			b.addNodes("gh200", "n1", "n2")
+			for _, n := range b.nodes {
+				n.Node().Labels["pool"] = "a"
+			}
+			b.run("n1", "low", "gpu", 0)
+			b.run("n2", "other", "gpu", 1000)
+			urgent := b.urgentPod("gpu")
+			urgent.Spec.NodeSelector = map[string]string{"pool": "a"}
+			victim := b.claims["low"]
+			b.plugin.shared.Hold(urgent, "n1", results(victim), []*resourceapi.ResourceClaim{victim})
+			b.remove("low")
+			c.change(b.nodes[0].Node())
+			state, _ := b.preFilter(urgent)
+			if diff := cmp.Diff(c.want, b.plugin.shared.Awaited(state, urgent)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}

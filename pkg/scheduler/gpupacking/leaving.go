@@ -4,6 +4,7 @@ package gpupacking
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/kube-scheduler/framework"
 
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
 )
@@ -19,6 +21,24 @@ import (
 func Gone(pods corelisters.PodLister, namespace, name string, uid types.UID) bool {
 	pod, err := pods.Pods(namespace).Get(name)
 	return err != nil || pod.UID != uid
+}
+
+// Awaited are the nodes on which a pod may have room once the claims of pods that are gone are deallocated: the one that it is nominated
+// for, unless that refuses the pod now, as with a new taint, and those where nobody has to be evicted.
+func (s *Shared) Awaited(state framework.CycleState, pod *corev1.Pod) (nodes []string) {
+	d, held := read(state), s.heldNode(pod)
+	if held != "" && (d == nil || d.among.has(held)) {
+		nodes = append(nodes, held)
+	}
+	if d == nil {
+		return nodes
+	}
+	for _, node := range slices.Sorted(maps.Keys(d.victims)) {
+		if len(d.victims[node]) == 0 && node != held {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
 }
 
 // Change is how the devices of a node would be allocated if some pods had ended.

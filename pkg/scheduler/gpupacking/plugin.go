@@ -88,26 +88,13 @@ const stateKey framework.StateKey = Name
 // decision is the plugin's for a pod in a cycle.
 type decision struct {
 	query   query
+	among   eligible
 	outcome string
 	costs   map[string]packing.Cost // of the nodes where it fits
 	// victims are the pods whose eviction makes room for it, by node.
 	victims map[string][]types.UID
 	// more: there are other nodes where an eviction makes room.
 	more bool
-}
-
-// Vacated are the nodes on which nobody has to be evicted for the pod of a cycle, as the devices of pods that end or are gone suffice.
-func Vacated(state framework.CycleState) (nodes []string) {
-	d := read(state)
-	if d == nil {
-		return nil
-	}
-	for _, node := range slices.Sorted(maps.Keys(d.victims)) {
-		if len(d.victims[node]) == 0 {
-			nodes = append(nodes, node)
-		}
-	}
-	return nodes
 }
 
 // More reports whether another attempt of the pod sees other nodes on which evictions make room for it.
@@ -185,7 +172,7 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	if q.strategy == packing.Spread {
 		among.replicas = replicasOn(nodes, pod)
 	}
-	d := &decision{query: q, costs: map[string]packing.Cost{}}
+	d := &decision{query: q, among: among, costs: map[string]packing.Cost{}}
 	best, outcome := p.decide(ctx, pod, among, d)
 	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
