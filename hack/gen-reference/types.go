@@ -46,21 +46,28 @@ func readPackages(root string) (packages, error) {
 	return all, nil
 }
 
-// constants writes those whose names have a word, with their comments.
-func (p packages) constants(b *bytes.Buffer, title, dir, word string) {
+// constants writes those of directories whose names have a word, with their comments.
+func (p packages) constants(b *bytes.Buffer, title, word string, dirs ...string) {
 	fmt.Fprintf(b, "\n## %s\n\n| key | what |\n| --- | --- |\n", title)
-	for _, group := range p[dir].Consts {
-		for _, spec := range group.Decl.Specs {
-			v, ok := spec.(*ast.ValueSpec)
-			if !ok || !strings.Contains(v.Names[0].Name, word) || len(v.Values) == 0 {
-				continue
-			}
-			text := v.Doc.Text()
-			if text == "" {
-				text = group.Doc
-			}
-			fmt.Fprintf(b, "| `%s` | %s |\n", value(v.Values[0]), cell(describe(v.Names[0].Name, text)))
+	for _, dir := range dirs {
+		for _, group := range p[dir].Consts {
+			rows(b, group, word)
 		}
+	}
+}
+
+// rows writes the constants of a group.
+func rows(b *bytes.Buffer, group *doc.Value, word string) {
+	for _, spec := range group.Decl.Specs {
+		v, ok := spec.(*ast.ValueSpec)
+		if !ok || !strings.Contains(v.Names[0].Name, word) || len(v.Values) == 0 {
+			continue
+		}
+		text := v.Doc.Text()
+		if text == "" {
+			text = group.Doc
+		}
+		fmt.Fprintf(b, "| `%s` | %s |\n", value(v.Values[0]), cell(describe(v.Names[0].Name, text)))
 	}
 }
 
