@@ -55,6 +55,9 @@ func generate(root string) ([]byte, error) {
 	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
 	}
+	if err := events(&b, root); err != nil {
+		return nil, err
+	}
 	if err := p.scheduler(&b, root); err != nil {
 		return nil, err
 	}
