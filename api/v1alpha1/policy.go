@@ -42,6 +42,10 @@ const ReleaseDriverLabel = Group + "/release-driver"
 // gpu-0000-1b-00-0, and may end in a dot and any text, so that a further reset of the GPU is another request.
 const ResetLabel = Group + "/reset"
 
+// AllocatedTwiceTaint marks a device that two schedulers have allocated, by a DeviceTaintRule of cleave-scheduler, until no claim has it;
+// plugins do not set it.
+const AllocatedTwiceTaint = Group + "/allocated-twice"
+
 // PlacementAnnotation is that by which a pod has a strategy of cleave-scheduler of its own.
 const PlacementAnnotation = Group + "/placement"
 

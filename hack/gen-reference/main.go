@@ -48,12 +48,15 @@ func generate(root string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.constants(&b, "Taints of devices", "pkg/domain/nodeslices", "Taint")
-	p.constants(&b, "Labels of nodes", "api/v1alpha1", "Label")
+	p.constants(&b, "Taints of devices", "Taint", "api/v1alpha1", "pkg/domain/nodeslices")
+	p.constants(&b, "Labels of nodes", "Label", "api/v1alpha1")
 	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, alongside those of the Go runtime and the process.\n\n" +
 		"| metric | labels | what |\n| --- | --- | --- |\n")
 	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
+	}
+	if err := events(&b, root); err != nil {
+		return nil, err
 	}
 	if err := p.scheduler(&b, root); err != nil {
 		return nil, err

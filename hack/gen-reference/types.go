@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
 // packages are the sources whose comments are part of the reference, by directory.
@@ -46,21 +48,32 @@ func readPackages(root string) (packages, error) {
 	return all, nil
 }
 
-// constants writes those whose names have a word, with their comments.
-func (p packages) constants(b *bytes.Buffer, title, dir, word string) {
+// constants writes those of directories that are names in Cleave's domain and have a word in their own, with their comments.
+func (p packages) constants(b *bytes.Buffer, title, word string, dirs ...string) {
 	fmt.Fprintf(b, "\n## %s\n\n| key | what |\n| --- | --- |\n", title)
-	for _, group := range p[dir].Consts {
-		for _, spec := range group.Decl.Specs {
-			v, ok := spec.(*ast.ValueSpec)
-			if !ok || !strings.Contains(v.Names[0].Name, word) || len(v.Values) == 0 {
-				continue
-			}
-			text := v.Doc.Text()
-			if text == "" {
-				text = group.Doc
-			}
-			fmt.Fprintf(b, "| `%s` | %s |\n", value(v.Values[0]), cell(describe(v.Names[0].Name, text)))
+	for _, dir := range dirs {
+		for _, group := range p[dir].Consts {
+			rows(b, group, word)
 		}
+	}
+}
+
+// rows writes the constants of a group.
+func rows(b *bytes.Buffer, group *doc.Value, word string) {
+	for _, spec := range group.Decl.Specs {
+		v, ok := spec.(*ast.ValueSpec)
+		if !ok || !strings.Contains(v.Names[0].Name, word) || len(v.Values) == 0 {
+			continue
+		}
+		key := value(v.Values[0])
+		if !strings.HasPrefix(key, v1alpha1.Group+"/") {
+			continue
+		}
+		text := v.Doc.Text()
+		if text == "" {
+			text = group.Doc
+		}
+		fmt.Fprintf(b, "| `%s` | %s |\n", key, cell(describe(v.Names[0].Name, text)))
 	}
 }
 
@@ -137,6 +150,13 @@ func (p packages) find(dir, name string) *doc.Type {
 
 // values lists the values of a named text, with their documented meaning.
 func values(b *bytes.Buffer, t *doc.Type) {
+	if t.Name == "PartitionAttribute" { // no constants: the table of attributes has their meaning
+		b.WriteString("\nOne of these [attributes](#attributes-of-devices):\n\n")
+		for _, name := range v1alpha1.PartitionAttributes() {
+			fmt.Fprintf(b, "- `%s`\n", name)
+		}
+		return
+	}
 	b.WriteString("\nOne of:\n\n")
 	for _, group := range t.Consts {
 		for _, s := range group.Decl.Specs {

@@ -24,8 +24,9 @@ const (
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// TaintOccupied marks a device that cannot be allocated though no claim has it: an unmanaged partition is in its place, a released
-// one is still in use, processes of an ended claim are left, or the driver has refused to create the partition.
+// TaintOccupied marks a device that cannot be allocated though no claim of the driver's name has it: an unmanaged partition is in its
+// place, a released one is still in use, processes of an ended claim are left, a claim of the driver's other name has it, the MIG mode is
+// being changed, or the driver has refused to create the partition.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
 // TaintNoMPS marks a GPU shared by MPS while no supervisor is available to start a server for another claim.

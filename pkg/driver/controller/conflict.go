@@ -16,8 +16,8 @@ import (
 
 // Reasons of Events about conflicts with other drivers that offer the node's GPUs.
 const (
-	reasonConflict         = "GPUConflict"
-	reasonConflictResolved = "GPUConflictResolved"
+	reasonConflict         = "GPUConflict"         // another driver or a device plugin offers the node's GPUs, too: they are not published
+	reasonConflictResolved = "GPUConflictResolved" // no other driver or device plugin offers the node's GPUs any more
 )
 
 // maxNamed limits the devices that an Event about a conflict names: a partitioned GPU has many.

@@ -9,6 +9,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
+// Reasons of Events about the node's GPUs.
+const (
+	reasonAdded      = "GPUAdded"          // a GPU was found
+	reasonReplaced   = "GPUReplaced"       // another GPU was found in the place of one
+	reasonRemoved    = "GPURemoved"        // a GPU is gone
+	reasonNeedsReset = "MIGModeNeedsReset" // the driver changes the MIG mode of a GPU only with a reset, so that it stays as it is
+	reasonUnreadable = "UnreadableGPU"     // a GPU cannot be read; retried
+)
+
 // compareInventory reports which GPUs were added, replaced and removed, and which cannot be read.
 func (p *Plan) compareInventory(o *Observed) {
 	before, now := o.Memory.Inventory, o.Inventory
@@ -29,18 +38,18 @@ func reportAdded(p *Plan, before, now *gpu.Node) {
 		case was == nil:
 			p.report(Report{
 				Log: "GPU added", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "product", g.ProductName},
-				Reason: "GPUAdded", Message: Describe(g) + " was found",
+				Reason: reasonAdded, Message: Describe(g) + " was found",
 			})
 		case was.UUID != g.UUID:
 			p.report(Report{
 				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
-				Reason: "GPUReplaced", Message: Describe(g) + " replaced " + was.UUID,
+				Reason: reasonReplaced, Message: Describe(g) + " replaced " + was.UUID,
 			})
 		case g.MIG.NeedsReset && !was.MIG.NeedsReset:
 			p.report(Report{
 				Log: "The driver changes the MIG mode of a GPU only with a reset", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID,
 					"enabled", g.MIG.Enabled},
-				Warning: true, Reason: "MIGModeNeedsReset", Message: fmt.Sprintf("%s: the driver changes its MIG mode only with a reset, "+
+				Warning: true, Reason: reasonNeedsReset, Message: fmt.Sprintf("%s: the driver changes its MIG mode only with a reset, "+
 					"which its model needs nowhere else. The mode stays %s. To change it: %s", Describe(g),
 					modeWords(g.MIG.Enabled, "on", "off"), gpu.SwitchMIG(g, g.PCI.String(), !g.MIG.Enabled)),
 			})
@@ -59,7 +68,7 @@ func reportRemoved(p *Plan, before, now *gpu.Node) {
 		p.Removed = append(p.Removed, g.PCI)
 		p.report(Report{
 			Log: "GPU removed", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
-			Warning: true, Reason: "GPURemoved", Message: Describe(g) + " was removed",
+			Warning: true, Reason: reasonRemoved, Message: Describe(g) + " was removed",
 		})
 	}
 }
@@ -73,7 +82,7 @@ func reportUnreadable(p *Plan, now *gpu.Node) {
 		if !slices.Contains(p.Memory.Unreadable, message) {
 			p.report(Report{
 				Log: "GPU cannot be read; retrying", Err: problem.Err, Values: []any{"index", problem.Index},
-				Warning: true, Reason: "UnreadableGPU", Message: message,
+				Warning: true, Reason: reasonUnreadable, Message: message,
 			})
 		}
 	}

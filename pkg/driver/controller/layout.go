@@ -13,8 +13,8 @@ import (
 
 // Reasons of Events about the layouts of GPUs.
 const (
-	reasonLayoutNotApplied = "LayoutNotApplied"
-	reasonLayoutApplied    = "LayoutApplied"
+	reasonLayoutNotApplied = "LayoutNotApplied" // GPUs cannot be partitioned as the policy wants; retried
+	reasonLayoutApplied    = "LayoutApplied"    // all GPUs are partitioned as the policy wants
 )
 
 // mustApplyLayouts reports whether to partition GPUs as the policy wants: whenever something has changed that layouts depend on.

@@ -30,16 +30,16 @@ import (
 
 // Reasons of Events about MIG modes.
 const (
-	reasonModePending    = "MIGModePending"
-	reasonModeNotChanged = "MIGModeNotChanged"
-	reasonModeChanged    = "MIGModeChanged"
+	reasonModePending    = "MIGModePending"    // a GPU's MIG mode will be changed once claims have ended
+	reasonModeNotChanged = "MIGModeNotChanged" // a GPU's MIG mode could not be changed; retried
+	reasonModeChanged    = "MIGModeChanged"    // a GPU's MIG mode has changed
 )
 
 // Reasons of Events about resets on request.
 const (
-	reasonResetPending = "GPUResetPending"
-	reasonNotReset     = "GPUNotReset"
-	reasonReset        = "GPUReset"
+	reasonResetPending = "GPUResetPending" // a GPU will be reset once claims have ended
+	reasonNotReset     = "GPUNotReset"     // a GPU could not be reset, and is tried again; or the label names none
+	reasonReset        = "GPUReset"        // a GPU was reset on request
 )
 
 // Times of mode changes.

@@ -11,8 +11,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
-// reasonSupervisorAway is the reason of Events about an unavailable MPS supervisor.
-const reasonSupervisorAway = "MPSSupervisorAway"
+// The reason of Events about an unavailable MPS supervisor.
+const reasonSupervisorAway = "MPSSupervisorAway" // the MPS supervisor does not answer, and claims have shares
 
 // offersMPS reports whether devices of type mps are offered. After the supervisor's first answer they stay, tainted while it is
 // unavailable, because the scheduler forgets the consumption of devices that are no longer published.

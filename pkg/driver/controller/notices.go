@@ -13,11 +13,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/notices"
 )
 
-// Reasons of Events about notices.
+// Reasons of Events about notices, of which the exported ones are on claims, too.
 const (
-	reasonNotice          = "NodeNotice"
-	reasonNoticeEviction  = "NodeNoticeEviction"
-	reasonNoticeWithdrawn = "NodeNoticeWithdrawn"
+	ReasonNotice          = "NodeNotice"          // the node's machine is about to be taken away or restarted
+	reasonNoticeEviction  = "NodeNoticeEviction"  // the pods with devices of the node are evicted before its machine goes
+	ReasonNoticeWithdrawn = "NodeNoticeWithdrawn" // the node's machine stays: new claims can be allocated again
 )
 
 // noticeEvery is how often, while a notice is in force, claims without a report of it are looked for.
@@ -35,10 +35,10 @@ func (p machine) consider(o *Observed) {
 	case !now.Holds() && was.Holds():
 		message := fmt.Sprintf("Withdrawn: %s. New claims can be allocated again", was.String())
 		p.report(Report{Log: "A notice about the node's machine is over", Values: []any{"source", was.Source, "notice", was.Text},
-			Reason: reasonNoticeWithdrawn, Message: message})
+			Reason: ReasonNoticeWithdrawn, Message: message})
 	case now.Holds() && (!now.Same(&was) || !now.Deadline.Equal(was.Deadline)):
 		p.report(Report{Log: "The node's machine is about to go", Values: []any{"source", now.Source, "kind", now.Kind, "notice", now.Text,
-			"deadline", now.Deadline, "evictAt", now.EvictAt}, Warning: true, Reason: reasonNotice, Message: now.Advice(o.Now)})
+			"deadline", now.Deadline, "evictAt", now.EvictAt}, Warning: true, Reason: ReasonNotice, Message: now.Advice(o.Now)})
 	}
 	if now.Evict && !was.Evict {
 		p.report(Report{Log: "Evicting the pods of the node's devices", Values: []any{"source", now.Source, "notice", now.Text},

@@ -20,9 +20,9 @@ import (
 
 // Reasons of Events about clients.
 const (
-	reasonPaused  = "ClientsPaused"
-	reasonResumed = "ClientsResumed"
-	reasonNotGone = "ClientsNotGone"
+	reasonPaused  = "ClientsPaused"  // clients of GPUs are stopped by their label, for a change of the MIG mode or a reset
+	reasonResumed = "ClientsResumed" // clients of GPUs may start again
+	reasonNotGone = "ClientsNotGone" // clients of GPUs were stopped in vain, and may start again
 )
 
 // Times of pauses.

@@ -14,8 +14,8 @@ import (
 
 // Reasons of Events about the node's policy.
 const (
-	reasonInvalidPolicy = "InvalidPolicy"
-	reasonPolicyApplied = "PolicyApplied"
+	reasonInvalidPolicy = "InvalidPolicy" // the policy that the node is to have cannot be used: an earlier one stays active, or none
+	reasonPolicyApplied = "PolicyApplied" // another policy is active, or the earlier one can be used again; none of a node's first policy
 )
 
 // noPolicy stands for the name of a missing active policy.

@@ -14,6 +14,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
+// Reasons of Events about the release of the NVIDIA driver.
+const (
+	reasonDriverReleased    = "DriverReleased"    // the NVIDIA driver is released: a label of the node wants it, or parts of it are missing
+	reasonDriverNotReleased = "DriverNotReleased" // the NVIDIA driver cannot be released yet; retried
+	reasonDriverAvailable   = "DriverAvailable"   // the NVIDIA driver can be used again
+)
+
 // ErrReleaseRequested is the reason for a release requested by the node's label, and matches that of any label.
 var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again "+
 	"once the label is gone", v1alpha1.ReleaseDriverLabel)
@@ -64,7 +71,7 @@ func (p *Plan) considerRelease(o *Observed) {
 	if p.Release = ReleaseReason(o.Cluster.Node, o.Driver); p.Release != nil {
 		p.report(Report{
 			Log: "Releasing the NVIDIA driver", Values: []any{"reason", p.Release},
-			Warning: true, Reason: "DriverReleased", Message: p.Release.Error(),
+			Warning: true, Reason: reasonDriverReleased, Message: p.Release.Error(),
 		})
 	}
 }
@@ -85,7 +92,7 @@ func (l *Loop) Release(ctx context.Context, why error) error {
 		return err
 	}
 	l.Released(ctx, false)
-	l.Events.Note("DriverAvailable", ErrDriverAvailable.Error())
+	l.Events.Note(reasonDriverAvailable, ErrDriverAvailable.Error())
 	return ErrDriverAvailable
 }
 
@@ -101,7 +108,7 @@ func (l *Loop) endSession(ctx context.Context) error {
 		}
 		klog.FromContext(ctx).Error(err, "The NVIDIA driver cannot be released yet; retrying")
 		l.Reporter.Driver(err)
-		l.Events.Warn("DriverNotReleased", err.Error())
+		l.Events.Warn(reasonDriverNotReleased, err.Error())
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

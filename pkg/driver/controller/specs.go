@@ -9,6 +9,12 @@ import (
 	"strings"
 )
 
+// Reasons of Events about the files of the NVIDIA driver.
+const (
+	reasonIncomplete = "DriverIncomplete" // device nodes or files of the driver are missing: GPUs cannot be injected into containers
+	reasonComplete   = "DriverComplete"   // no device node or file of the driver is missing any more
+)
+
 // considerSpecs reports which GPUs cannot be injected into containers, and why, and which can be again.
 func (p *Plan) considerSpecs(o *Observed) {
 	before, now := p.Memory.Incomplete, map[string]string{}
@@ -23,7 +29,7 @@ func (p *Plan) considerSpecs(o *Observed) {
 	for _, reason := range slices.Sorted(maps.Keys(devices)) {
 		p.report(Report{
 			Log: "GPUs cannot be injected into containers", Err: errors.New(reason), Values: []any{"gpus", devices[reason]},
-			Warning: true, Reason: "DriverIncomplete", Message: strings.Join(devices[reason], ", ") + ": " + reason,
+			Warning: true, Reason: reasonIncomplete, Message: strings.Join(devices[reason], ", ") + ": " + reason,
 		})
 	}
 	var back []string
@@ -35,7 +41,7 @@ func (p *Plan) considerSpecs(o *Observed) {
 	if len(back) > 0 {
 		p.report(Report{
 			Log: "GPUs can be injected into containers again", Values: []any{"gpus", back},
-			Reason: "DriverComplete", Message: strings.Join(back, ", ") + ": device nodes and files of the driver are complete",
+			Reason: reasonComplete, Message: strings.Join(back, ", ") + ": device nodes and files of the driver are complete",
 		})
 	}
 	p.Memory.Incomplete = now

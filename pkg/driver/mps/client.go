@@ -75,9 +75,7 @@ func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 	if err != nil {
 		return Endpoint{}, c.explain(ctx, "share "+r.Device+" by MPS", err)
 	}
-	return Endpoint{
-		PipeDir: answer.GetPipeDir(), LogDir: answer.GetLogDir(), ShmDir: answer.GetShmDir(), Generation: answer.GetGeneration(),
-	}, nil
+	return Endpoint{PipeDir: answer.GetPipeDir(), LogDir: answer.GetLogDir(), ShmDir: answer.GetShmDir()}, nil
 }
 
 // Release ends a claim's use. After the last one, the daemon, its directories and mounts are gone when it returns. It is

@@ -58,8 +58,6 @@ type Endpoint struct {
 	PipeDir string
 	LogDir  string
 	ShmDir  string
-	// Generation grows with every daemon that is started for the GPU or partition: clients of an earlier one have lost their server.
-	Generation uint64
 }
 
 // EventKind is a change of a daemon's state.

@@ -23,10 +23,10 @@ import (
 // Reasons of Events about claims: a partition of an ending pod is in use, another step of Unprepare fails, an MPS
 // server does not start, or devices of an ended claim cannot be released.
 const (
-	reasonInUse           = "PartitionInUse"
-	reasonUnprepareFailed = "UnprepareFailed"
-	reasonMPSNotStarted   = "MPSDaemonNotStarted"
-	reasonNotReleased     = "ClaimNotReleased"
+	reasonInUse           = "PartitionInUse"      // the claim cannot be unprepared: something uses its partition
+	reasonUnprepareFailed = "UnprepareFailed"     // the claim cannot be unprepared; retried
+	reasonMPSNotStarted   = "MPSDaemonNotStarted" // the pod cannot start, as its MPS server does not
+	reasonNotReleased     = "ClaimNotReleased"    // the claim has ended, but its devices cannot be released; retried
 )
 
 // releaseOperation is the attempt of Recover and Reconcile to release an ended claim.

@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/filewatch"
 )
 
-// reasonSpecRestored is the reason of Events about CDI specs of claims that were deleted by something else.
-const reasonSpecRestored = "CDISpecRestored"
+// The reason of Events about CDI specs of claims that were deleted by something else.
+const reasonSpecRestored = "CDISpecRestored" // the CDI spec of a claim was missing, and was written again
 
 // specsSettle is the delay between a change of the CDI directory and the check for missing specs: the plugin itself removes the spec
 // of an ended claim before its record.

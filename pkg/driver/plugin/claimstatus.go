@@ -15,8 +15,8 @@ import (
 // statusDir is the directory of notes about claims with a status that the plugin wrote.
 const statusDir = "status-notes"
 
-// reasonStatusRefused is the reason of Events about claims whose status the API server rejects.
-const reasonStatusRefused = "StatusRefused"
+// The reason of Events about claims whose status the API server rejects.
+const reasonStatusRefused = "StatusRefused" // the API server rejects the status of the claim, which is prepared
 
 // newStatus creates the writer of the status of a driver name's claims.
 func (s *service) newStatus(named claims.Named) (*claimstatus.Writer, error) {

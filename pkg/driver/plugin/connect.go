@@ -77,6 +77,8 @@ func (k *kubelet) serve(
 		kubeletplugin.PluginDataDirectoryPath(dir),
 		// Locks are per GPU and hold across processes; the helper's single lock would serialize all claims.
 		kubeletplugin.Serialize(false),
+		// Kubelets have called v1 since 1.34, and older ones know no resource.k8s.io/v1.
+		kubeletplugin.NodeV1beta1(false),
 		kubeletplugin.GRPCInterceptor(k.noteRegistration),
 		kubeletplugin.GRPCInterceptor(k.inflight.intercept),
 	}

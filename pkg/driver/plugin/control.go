@@ -22,6 +22,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/publisher"
 )
 
+// Reasons of Events about the plugin's work.
+const (
+	reasonSlicesDeleted = "ResourceSlicesDeleted" // ResourceSlices of the node were deleted by another client, and are published again
+	reasonWaiting       = "WaitingForDriver"      // the NVIDIA driver does not answer; retried
+)
+
 // startUp is when the first publication and the informers' first lists are complete.
 const startUp = 2 * time.Second
 
@@ -185,7 +191,7 @@ func (s *service) newPublisher() *publisher.Publisher {
 		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {
 			s.metrics.slicesDeleted.Add(float64(missing))
-			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted and are published again. "+
+			s.events.Warn(reasonSlicesDeleted, fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted and are published again. "+
 				"If this recurs, the API server's audit log shows who deletes them.", missing, all))
 		},
 	})
@@ -196,7 +202,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
 	session, err := nvml.Wait(ctx, s.driver.options(), s.config.DriverRetry, func(err error) {
 		awaitsDriver(s, err)
-		s.events.Warn("WaitingForDriver", err.Error())
+		s.events.Warn(reasonWaiting, err.Error())
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
 		klog.FromContext(ctx).Info("Restarting", "reason", err.Error())

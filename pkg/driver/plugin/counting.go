@@ -14,8 +14,8 @@ import (
 
 // Reasons of Events about resources that the cluster does not count: GPUs then offer fewer tiers than their policy contains.
 const (
-	reasonNotCounted = "TiersNotCounted"
-	reasonCounted    = "TiersCounted"
+	reasonNotCounted = "TiersNotCounted" // the cluster does not count what tiers need: GPUs offer fewer than their policy contains
+	reasonCounted    = "TiersCounted"    // the cluster counts all tiers of the policy
 )
 
 // counting tracks and reports which resources the cluster counts.

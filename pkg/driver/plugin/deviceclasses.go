@@ -16,8 +16,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
-// reasonClassesMissing is the reason of Events about DeviceClasses that were deleted.
-const reasonClassesMissing = "DeviceClassesMissing"
+// The reason of Events about DeviceClasses that were deleted.
+const reasonClassesMissing = "DeviceClassesMissing" // DeviceClasses that were installed with Cleave do not exist
 
 const (
 	// classesSettle is how long DeviceClasses must be unchanged before they are reported, up to twice as long with jitter: an

@@ -23,6 +23,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/health"
 )
 
+// Reasons of Events about the health of GPUs.
+const (
+	reasonUnhealthy = "GPUUnhealthy" // a GPU, or a part of it, is unhealthy
+	reasonRecovered = "GPURecovered" // a GPU is healthy again
+)
+
 // emptyEvery is the time between reports to the kubelet while there is no device to report: silence for longer than 30 s
 // would count as an error.
 const emptyEvery = 20 * time.Second
@@ -222,18 +228,18 @@ func (r *healthReporter) Changed(c health.Change) {
 		using := r.claims(c.GPU, c.Began)
 		r.logger.Error(errors.New(messages(c.Began)), "GPU is unhealthy", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID,
 			"conditions", c.Now, "claims", using)
-		r.events.Warn("GPUUnhealthy", name+": "+messages(c.Began)+usedBy(using))
+		r.events.Warn(reasonUnhealthy, name+": "+messages(c.Began)+usedBy(using))
 		for _, claim := range using {
-			r.events.WarnClaim(claim, "GPUUnhealthy", name+": "+messages(c.Began))
+			r.events.WarnClaim(claim, reasonUnhealthy, name+": "+messages(c.Began))
 		}
 	}
 	if len(c.Ended) > 0 {
 		r.logger.Info("GPU conditions ended", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID, "ended", c.Ended, "left", c.Now)
 	}
 	if len(c.Ended) > 0 && len(c.Now) == 0 {
-		r.events.Note("GPURecovered", name+" recovered from: "+messages(c.Ended))
+		r.events.Note(reasonRecovered, name+" recovered from: "+messages(c.Ended))
 		for _, claim := range r.claims(c.GPU, c.Ended) {
-			r.events.NoteClaim(claim, "GPURecovered", name+" recovered from: "+messages(c.Ended))
+			r.events.NoteClaim(claim, reasonRecovered, name+" recovered from: "+messages(c.Ended))
 		}
 	}
 }

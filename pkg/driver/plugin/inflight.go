@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
-	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
 
 const (
@@ -76,15 +75,11 @@ func claimUIDs(req any) []types.UID {
 		return uidsOf(r.GetClaims())
 	case *drav1.NodeUnprepareResourcesRequest:
 		return uidsOf(r.GetClaims())
-	case *drav1beta1.NodePrepareResourcesRequest:
-		return uidsOf(r.GetClaims())
-	case *drav1beta1.NodeUnprepareResourcesRequest:
-		return uidsOf(r.GetClaims())
 	}
 	return nil
 }
 
-func uidsOf[C interface{ GetUid() string }](claims []C) []types.UID {
+func uidsOf(claims []*drav1.Claim) []types.UID {
 	uids := make([]types.UID, 0, len(claims))
 	for _, c := range claims {
 		uids = append(uids, types.UID(c.GetUid()))

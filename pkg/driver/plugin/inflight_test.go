@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
-	drav1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 )
 
 // stopBed is a plugin that is stopped, or in which something fails.
@@ -115,10 +114,6 @@ func TestInflight_UnprepareWhilePreparing(t *testing.T) {
 		"gives up":      {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "a"}}}, true, time.Second},
 		"another claim": {prepare, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "b"}}}, false, 0},
 		"again":         {&drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, &drav1.NodeUnprepareResourcesRequest{Claims: prepare.Claims}, false, 0},
-		"by v1beta1": {
-			&drav1beta1.NodePrepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}},
-			&drav1beta1.NodeUnprepareResourcesRequest{Claims: []*drav1beta1.Claim{{Uid: "a"}}}, true, 0,
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -27,8 +27,8 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 	}, nil
 }
 
-// reasonOvertaken is the reason of Events about claims whose device disappeared while they were being allocated.
-const reasonOvertaken = "ClaimOvertaken"
+// The reason of Events about claims whose device disappeared while they were being allocated.
+const reasonOvertaken = "ClaimOvertaken" // a GPU's MIG mode changed while it was being allocated to claims: their devices no longer exist
 
 // overtaken reports claims that were allocated a GPU too late to be noticed before its MIG mode changed.
 type overtaken struct{ events *cluster.Events }

@@ -29,8 +29,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driver/controller"
 )
 
-// reasonNameConflict is the reason of Events about another driver of the same name.
-const reasonNameConflict = "DriverNameTaken"
+// The reason of Events about another driver of the same name.
+const reasonNameConflict = "DriverNameTaken" // another driver has the name of Cleave's on the node: Cleave serves nothing there
 
 // ownHeader is set in the answers of Cleave's plugins to GetInfo only: a kubelet ignores it.
 const ownHeader = "cleave-plugin"

@@ -46,8 +46,8 @@ func (s *service) openLabels() {
 	}
 }
 
-// reasonNotPaused is the reason of Events about labels of clients that cannot be changed.
-const reasonNotPaused = "ClientsLabelNotSet"
+// The reason of Events about labels of clients that cannot be changed.
+const reasonNotPaused = "ClientsLabelNotSet" // a label by which clients of GPUs are stopped could not be changed
 
 // openClients prepares to stop clients of GPUs by labels; nil if the plugin may change none.
 func openClients(s *service) *cluster.Clients {

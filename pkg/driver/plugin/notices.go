@@ -165,7 +165,7 @@ func (n *noticed) tell(claim records.Claim, d *notices.Decision, now time.Time) 
 	}
 	a := attempted{noticeOperation, claim.UID}
 	n.events.once(a, fmt.Sprint(d.Source, d.ID, d.Deadline.Unix(), d.Evict), func() bool {
-		return n.events.warn(warning{of: a, claim: claim, reason: "NodeNotice", message: d.Advice(now)})
+		return n.events.warn(warning{of: a, claim: claim, reason: controller.ReasonNotice, message: d.Advice(now)})
 	})
 }
 
@@ -179,7 +179,9 @@ func (n *noticed) withdraw(was *notices.Decision) {
 		}
 		n.events.settle(a)
 		if c.released.IsZero() {
-			n.events.warn(warning{of: a, claim: c.claim, reason: "NodeNoticeWithdrawn", message: "Withdrawn: " + was.String(), note: true})
+			n.events.warn(warning{
+				of: a, claim: c.claim, reason: controller.ReasonNoticeWithdrawn, message: "Withdrawn: " + was.String(), note: true,
+			})
 		}
 	}
 	clear(n.claims)

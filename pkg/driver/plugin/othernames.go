@@ -25,8 +25,8 @@ import (
 
 // Reasons of Events about other driver names under which Cleave served the node.
 const (
-	reasonOtherName         = "OtherDriverName"
-	reasonOtherNameReleased = "OtherDriverNameReleased"
+	reasonOtherName         = "OtherDriverName"         // claims of the driver's other name have GPUs
+	reasonOtherNameReleased = "OtherDriverNameReleased" // no claim of the driver's other name has a GPU any more
 )
 
 // Intervals and limits for other names: the time between two checks, the time between the first two lists of their claims, and the limit

@@ -20,8 +20,8 @@ import (
 // waited for where they are needed. Permanent failures end the program: invalid flags with code 2, see
 // Config.Validate, and an invalid kubeconfig with code 1.
 
-// reasonStart is the reason of Events about a start that is retried.
-const reasonStart = "StartDelayed"
+// The reason of Events about a start that is retried.
+const reasonStart = "StartDelayed" // the plugin cannot start yet, or serves no metrics and health yet; retried
 
 // connect creates the API clients; it does not connect yet.
 func (s *service) connect(ctx context.Context) error {

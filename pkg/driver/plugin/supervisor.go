@@ -32,6 +32,13 @@ func available(ctx context.Context, client *mps.Client) error {
 	return client.Available(ctx)
 }
 
+// Reasons of Events about MPS servers.
+const (
+	reasonServerLost      = "MPSDaemonLost"      // an MPS server ended while claims used it: their programs have lost it
+	reasonServerRestarted = "MPSDaemonRestarted" // another MPS server serves the claims: containers must restart their programs
+	reasonServerFailed    = "MPSDaemonFailed"    // an MPS server could not be restarted
+)
+
 // remedies are the remedies for events of MPS servers.
 var remedies = map[mps.EventKind]string{
 	mps.DaemonLost:      "It restarts automatically; running clients must be restarted.",
@@ -43,7 +50,10 @@ var remedies = map[mps.EventKind]string{
 func (s *service) watchMPS(ctx context.Context) {
 	s.mps.Watch(ctx, func(e mps.Event) {
 		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
-		reason, message := "MPS"+string(e.Kind), e.Message+". "+remedies[e.Kind]
+		reason := map[mps.EventKind]string{
+			mps.DaemonLost: reasonServerLost, mps.DaemonRestarted: reasonServerRestarted, mps.DaemonFailed: reasonServerFailed,
+		}[e.Kind]
+		message := e.Message + ". " + remedies[e.Kind]
 		var names []string
 		for _, uid := range e.Claims {
 			claim := s.engine.Ledger.Claim(uid)

@@ -22,9 +22,6 @@ import (
 // other has it, and allocates it again (pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go, removeDevices, kubernetes
 // 1.37.2). So until no claim has it any longer, a DeviceTaintRule keeps new ones off.
 
-// doubledTaint is the key of such a device's taint.
-const doubledTaint = v1alpha1.Group + "/allocated-twice"
-
 // managedBy is the label of the rules.
 const managedBy, manager = "app.kubernetes.io/managed-by", "cleave-scheduler"
 
@@ -39,7 +36,7 @@ func ruleFor(r *Result) *resourceapi.DeviceTaintRule {
 		},
 		Spec: resourceapi.DeviceTaintRuleSpec{
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: &r.Driver, Pool: &r.Pool, Device: &r.Device},
-			Taint:          resourceapi.DeviceTaint{Key: doubledTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			Taint:          resourceapi.DeviceTaint{Key: v1alpha1.AllocatedTwiceTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		},
 	}
 }
@@ -87,7 +84,7 @@ func spentRules(c *cluster) (spent []*resourceapi.DeviceTaintRule) {
 	defer c.mutex.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.rules.applied)) {
 		rule := c.rules.applied[name]
-		if s := rule.Spec.DeviceSelector; rule.Labels[managedBy] == manager && rule.Spec.Taint.Key == doubledTaint && s != nil &&
+		if s := rule.Spec.DeviceSelector; rule.Labels[managedBy] == manager && rule.Spec.Taint.Key == v1alpha1.AllocatedTwiceTaint && s != nil &&
 			s.Driver != nil && s.Pool != nil && s.Device != nil && !isAllocated(c, deviceKey{*s.Driver, *s.Pool, *s.Device}) {
 			spent = append(spent, rule)
 		}

@@ -99,7 +99,7 @@ func (c *Cause) describeNode(nodes int) {
 	case NotPublishing:
 		c.Message = fmt.Sprintf("%s %s no ResourceSlices of %s: no GPU, or the plugin does not run there", it, has, c.name)
 		if nodes == 1 {
-			c.Remedy = "if the node has GPUs, see the log and the Events of the plugin's pod there"
+			c.Remedy = "if the node has GPUs, see the log of the plugin's pod there and the Events of the node"
 		}
 	case Incomplete:
 		c.Message = fmt.Sprintf("the pool %s is incomplete: %d of %d slices", c.name, c.most, c.want)

@@ -104,14 +104,21 @@ func (c *Cluster) offered(name string) string {
 // whyNot is why no node may offer the devices of a class of the driver.
 func (c *Cluster) whyNot(name string) string {
 	const instead = ": ask for what is offered below, or change a policy, docs/policy.md"
+	// Nodes offer MPS only after the supervisor's first answer.
+	const supervisor = ", or no MPS supervisor has answered on the nodes (see the pods of DaemonSet cleave-mps)"
+	const noTier, noShare = "no policy offers this tier", "no node shares such partitions, by mig.share of its policy"
 	switch c.offered(name) {
 	case "":
 		return ""
-	case "mig-mps", "mig-timeslice":
-		return "no node shares such partitions, by mig.share of its policy" + instead
+	case "mps":
+		return noTier + supervisor + instead
+	case "mig-mps":
+		return noShare + supervisor + instead
+	case "mig-timeslice":
+		return noShare + instead
 	case "mig":
 		return "no board has this profile, or no policy offers it" + instead
 	default:
-		return "no policy offers this tier" + instead
+		return noTier + instead
 	}
 }

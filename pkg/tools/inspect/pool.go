@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
@@ -191,7 +190,7 @@ func (d *decoder) ruled(dev published) []Taint {
 			continue
 		}
 		t := taintOf(r.Spec.Taint.Key, r.Spec.Taint.Value, string(r.Spec.Taint.Effect))
-		if t.Key != nodeslices.TaintCordoned { // a rule for each device
+		if !slices.Contains(byRules, t.Key) {
 			t.Meaning = "set by DeviceTaintRule " + r.Name
 		}
 		taints = append(taints, t)

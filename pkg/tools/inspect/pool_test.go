@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -114,6 +115,13 @@ func busyPool(t *testing.T, m *machine) Pool {
 			Spec: resourceapi.DeviceTaintRuleSpec{
 				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr(testDriver), Pool: ptr(testNode), Device: ptr(name(5))},
 				Taint:          resourceapi.DeviceTaint{Key: "example.com/rma", Value: "ticket-7", Effect: resourceapi.DeviceTaintEffectNoExecute},
+			},
+		},
+		{
+			ObjectMeta: metav1.ObjectMeta{Name: "cleave-allocated-twice-1"},
+			Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: ptr(testDriver), Pool: ptr(testNode), Device: ptr(name(6))},
+				Taint:          resourceapi.DeviceTaint{Key: v1alpha1.AllocatedTwiceTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule},
 			},
 		},
 		{ObjectMeta: metav1.ObjectMeta{Name: "selects-nothing"}, Spec: resourceapi.DeviceTaintRuleSpec{Taint: occupied}},

@@ -5,6 +5,7 @@ package inspect
 import (
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
@@ -16,8 +17,8 @@ const (
 
 // meanings of Cleave's taints.
 var meanings = map[string]string{
-	nodeslices.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
-		"or one of another layout; cleave inspect on the node shows which",
+	nodeslices.TaintOccupied: "in its place is a partition without a claim, processes of an ended claim, a claim of the driver's other " +
+		"name, or a change of the MIG mode, or the driver refuses the partition: docs/troubleshooting.md",
 	nodeslices.TaintNoMPS:     "cleave-node mps-supervisor does not answer on the node: running programs continue, new claims wait",
 	nodeslices.TaintUnhealthy: "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
 	nodeslices.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims " +
@@ -28,9 +29,13 @@ var meanings = map[string]string{
 		"new claims wait",
 	nodeslices.TaintReset: "the node's label gpu.cleave.dev/reset requests the GPU's reset: allocations stay, and once their claims have " +
 		"ended it is reset and can be allocated again",
-	nodeslices.TaintCordoned:  "cordoned by hand: allocations stay, new claims wait; cleave uncordon NODE GPU ends it",
-	nodeslices.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
+	nodeslices.TaintCordoned:     "cordoned by hand: allocations stay, new claims wait; cleave uncordon NODE GPU ends it",
+	nodeslices.TaintWithdrawn:    "the node no longer offers it: allocations stay until their claims end",
+	v1alpha1.AllocatedTwiceTaint: "two schedulers allocated it: it can be allocated again once no claim has it",
 }
+
+// byRules are the taints that only Cleave's own DeviceTaintRules set, one rule for each device.
+var byRules = []string{v1alpha1.AllocatedTwiceTaint, nodeslices.TaintCordoned}
 
 // TaintMeaning explains a taint of Cleave's, with a remedy; empty for others.
 func TaintMeaning(key string) string { return meanings[key] }

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 )
 
@@ -29,6 +30,7 @@ func TestMeanings_EveryTaint(t *testing.T) {
 	if !found[nodeslices.TaintOccupied] {
 		t.Fatalf("found the taints %v: not even %s", found, nodeslices.TaintOccupied)
 	}
+	found[v1alpha1.AllocatedTwiceTaint] = true
 	for key := range found {
 		if meanings[key] == "" {
 			t.Errorf("%s has no meaning: add it to meanings", key)

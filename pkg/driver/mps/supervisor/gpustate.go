@@ -59,7 +59,7 @@ func (g *gpuState) runs() bool {
 
 func (g *gpuState) endpoint() mps.Endpoint {
 	p := g.daemon.paths
-	return mps.Endpoint{PipeDir: p.clients, LogDir: p.log, ShmDir: p.shm, Generation: g.record.Generation}
+	return mps.Endpoint{PipeDir: p.clients, LogDir: p.log, ShmDir: p.shm}
 }
 
 // ensure registers a claim and makes sure that a daemon runs.

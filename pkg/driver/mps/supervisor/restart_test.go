@@ -59,9 +59,8 @@ func TestRestart_LostDaemon(t *testing.T) {
 		got := []mps.Event{lost.Event, restarted.Event}
 		equal(t, "events", want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Message" }, cmp.Ignore()))
 		synctest.Wait()
-		again := ensure(t, s, a)
-		first.Generation = 2
-		equal(t, "endpoint", first, again)
+		equal(t, "endpoint", first, ensure(t, s, a))
+		equal(t, "generation", uint64(2), s.Status().GPUs[0].Generation)
 		release(t, s, a)
 		release(t, s, requestFor("b", 1))
 		h.wantNothingLeft(t, config)

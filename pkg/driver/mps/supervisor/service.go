@@ -40,9 +40,7 @@ func (s service) Ensure(ctx context.Context, r *v1alpha1.EnsureRequest) (*v1alph
 	if err != nil {
 		return nil, code(err)
 	}
-	return &v1alpha1.EnsureResponse{
-		PipeDir: endpoint.PipeDir, LogDir: endpoint.LogDir, ShmDir: endpoint.ShmDir, Generation: endpoint.Generation,
-	}, nil
+	return &v1alpha1.EnsureResponse{PipeDir: endpoint.PipeDir, LogDir: endpoint.LogDir, ShmDir: endpoint.ShmDir}, nil
 }
 
 func (s service) Release(ctx context.Context, r *v1alpha1.ReleaseRequest) (*v1alpha1.ReleaseResponse, error) {

@@ -88,7 +88,7 @@ func TestEnsure_FirstClaimRelease_LastClaim(t *testing.T) {
 		a, b := requestFor("a", 1), requestFor("b", 1)
 		first := ensure(t, s, a)
 		dir := filepath.Join(config.Dir, "gpu-0000-01-00-0")
-		want := mps.Endpoint{PipeDir: dir + "/pipe/clients", LogDir: dir + "/log", ShmDir: dir + "/shm", Generation: 1}
+		want := mps.Endpoint{PipeDir: dir + "/pipe/clients", LogDir: dir + "/log", ShmDir: dir + "/shm"}
 		equal(t, "endpoint", want, first)
 		equal(t, "compute modes", map[gpu.PCIAddress]int{a.PCI: 3}, h.modes)
 		equal(t, "mounts", map[string]int64{dir + "/shm": 64 << 20, dir + "/pipe": pipeSize, dir + "/log": logSize}, h.mounts)

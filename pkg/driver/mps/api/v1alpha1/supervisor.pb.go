@@ -290,11 +290,9 @@ func (x *EnsureRequest) GetOwner() string {
 type EnsureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Holds what a client needs, and nothing of what controls the daemon: mount it read-only.
-	PipeDir string `protobuf:"bytes,1,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
-	LogDir  string `protobuf:"bytes,2,opt,name=log_dir,json=logDir,proto3" json:"log_dir,omitempty"`
-	ShmDir  string `protobuf:"bytes,3,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
-	// Grows with every daemon that is started for the GPU.
-	Generation    uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	PipeDir       string `protobuf:"bytes,1,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
+	LogDir        string `protobuf:"bytes,2,opt,name=log_dir,json=logDir,proto3" json:"log_dir,omitempty"`
+	ShmDir        string `protobuf:"bytes,3,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -348,13 +346,6 @@ func (x *EnsureResponse) GetShmDir() string {
 		return x.ShmDir
 	}
 	return ""
-}
-
-func (x *EnsureResponse) GetGeneration() uint64 {
-	if x != nil {
-		return x.Generation
-	}
-	return 0
 }
 
 type ReleaseRequest struct {
@@ -881,14 +872,11 @@ const file_pkg_driver_mps_api_v1alpha1_supervisor_proto_rawDesc = "" +
 	"\vpci_address\x18\x04 \x01(\tR\n" +
 	"pciAddress\x129\n" +
 	"\bsettings\x18\x05 \x01(\v2\x1d.cleave.mps.v1alpha1.SettingsR\bsettings\x12\x14\n" +
-	"\x05owner\x18\x06 \x01(\tR\x05owner\"}\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\"c\n" +
 	"\x0eEnsureResponse\x12\x19\n" +
 	"\bpipe_dir\x18\x01 \x01(\tR\apipeDir\x12\x17\n" +
 	"\alog_dir\x18\x02 \x01(\tR\x06logDir\x12\x17\n" +
-	"\ashm_dir\x18\x03 \x01(\tR\x06shmDir\x12\x1e\n" +
-	"\n" +
-	"generation\x18\x04 \x01(\x04R\n" +
-	"generation\"?\n" +
+	"\ashm_dir\x18\x03 \x01(\tR\x06shmDirJ\x04\b\x04\x10\x05\"?\n" +
 	"\x0eReleaseRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1b\n" +
 	"\tclaim_uid\x18\x02 \x01(\tR\bclaimUid\"\x11\n" +
