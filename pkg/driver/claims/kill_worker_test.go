@@ -248,7 +248,7 @@ func (w *worker) relayout(ctx context.Context) error {
 			}
 		}
 	}
-	for _, p := range w.Partitions.KeepLayouts(ctx) {
+	for _, p := range w.Partitions.KeepLayouts(ctx, w.backend.Load().hardware.Node()) {
 		if w.anyUnmanaged(layoutGPU) { // which may be in its way
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -23,15 +24,18 @@ type LayoutProblem struct {
 }
 
 // KeepLayouts partitions GPUs according to the policy, except where allocations prevent it: it creates missing partitions and
-// destroys those that Cleave created and the policy no longer contains. It can be repeated at any time.
-func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
+// destroys those that Cleave created and the policy no longer contains. It takes long: a GPU that no longer offers what it does on the
+// given node is left alone, and so are all that are left when ctx ends. It can be repeated at any time.
+func (p *Partitions) KeepLayouts(ctx context.Context, node *policy.Node) []LayoutProblem {
 	b := p.gate.backend.Load()
 	if b.hardware == nil || p.ledger.layouts.store == nil {
 		return nil
 	}
 	var problems []LayoutProblem
-	node := b.hardware.Node()
 	for i := range node.GPUs {
+		if ctx.Err() != nil {
+			break
+		}
 		g := &node.GPUs[i]
 		name, offer := g.PCI.DeviceName(), node.Offer(g)
 		kept := offer.PartitionMode() == policy.Layout || p.ledger.layout(name) != nil || p.ledger.layouts.isUnread(name)
@@ -45,6 +49,7 @@ func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	return problems
 }
 
+// keepLayout lays out a GPU as it was offered, if it still is.
 func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
 	name := g.PCI.DeviceName()
 	held, err := p.ledger.lockFor(ctx, "", []string{name})
@@ -52,6 +57,10 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 		return err
 	}
 	defer held.Release()
+	now := b.hardware.Node()
+	if g = now.Find(name); g == nil || !reflect.DeepEqual(now.Offer(g), offer) {
+		return nil // the policy has changed: partitions of the one before may be in the way of claims by now
+	}
 	return p.layOut(ctx, b, g, offer)
 }
 

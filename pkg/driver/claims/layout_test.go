@@ -43,7 +43,7 @@ var balanced = cutInto(place(19, 6, 1), place(14, 4, 2), place(9, 0, 4))
 func (p *plugin) keep() string {
 	p.t.Helper()
 	var words []string
-	for _, problem := range p.Partitions.KeepLayouts(p.t.Context()) {
+	for _, problem := range p.Partitions.KeepLayouts(p.t.Context(), p.backend.Load().hardware.Node()) {
 		words = append(words, problem.GPU+": "+problem.Err.Error())
 	}
 	return strings.Join(words, "; ")
@@ -306,7 +306,7 @@ func TestLayout_KilledAtAnyStep(t *testing.T) {
 		dead := b.dying(at, func(e *Preparer, session *nvml.Session) {
 			b.offers[0] = policy.Offer{Partitions: two}
 			e.Partitions.FindUnmanaged(t.Context())
-			e.Partitions.KeepLayouts(t.Context())
+			e.Partitions.KeepLayouts(t.Context(), e.backend.Load().hardware.Node())
 		})
 		b = b.restart()
 		b.lay(two)

@@ -12,14 +12,21 @@ import (
 // takenPlaces reports which places of GPUs are allocated, to claims that are prepared or not.
 type takenPlaces struct{ *Ledger }
 
-// allocatedAt reports whether a claim has a device that overlaps with a place.
+// allocatedAt reports whether a partition must stay for claims: for one with a record that has a device in its place, or for one without
+// that was allocated exactly this partition. What is in the way of a claim without a record must not stay for it: the claim is not prepared
+// before that is gone.
 func (t takenPlaces) allocatedAt(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return t.recordedAt(gpuDevice, at) || len(t.allocated.unrecordedOn(gpuDevice).taking(want)) > 0
+	return t.recordedAt(gpuDevice, at) || slices.ContainsFunc(t.allocated.unrecordedOn(gpuDevice).all, func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Devices, func(d records.Device) bool {
+			// By its name: the allocation may have been noted before the GPU was known.
+			profileID, start, ok := gpu.ParsePartitionName(d.Device)
+			return d.GPU == gpuDevice && !d.AdminAccess && ok && profileID == at.ProfileID && start == at.Placement.Start
+		})
+	})
 }
 
-// allocatedInTheWay is allocatedAt for a partition to create ahead of claims: a claim that was allocated exactly that
-// partition and is not prepared yet does not count, as it will get it.
+// allocatedInTheWay reports whether a claim has a device that overlaps with the place of a partition to create ahead of claims. A claim
+// that was allocated exactly that partition and is not prepared yet does not count, as it will get it.
 func (t takenPlaces) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
 	want := extentAt(gpuDevice, at)
 	return t.recordedAt(gpuDevice, at) || slices.ContainsFunc(t.allocated.unrecordedOn(gpuDevice).all, func(r *records.Record) bool {

@@ -176,7 +176,7 @@ func (w *modeWorker) settle(ctx context.Context) error {
 			return fmt.Errorf("reset %s: the last one is %q", w.truth.Reset, w.Modes.Resets.Done())
 		}
 	}
-	if problems := w.Partitions.KeepLayouts(ctx); len(problems) > 0 {
+	if problems := w.Partitions.KeepLayouts(ctx, w.backend.Load().hardware.Node()); len(problems) > 0 {
 		return problems[0].Err
 	}
 	return w.check(ctx)

@@ -39,7 +39,7 @@ func TestModes_Reset(t *testing.T) {
 	b.wantMode(0, gpuState{Persistence: true})
 	b.wants[0] = true
 	must(t, b.change(0))
-	b.Partitions.KeepLayouts(t.Context())
+	b.keep()
 	laid := sortedText(instancesOf(t, b.other))
 	must(t, b.reset(0, "second"))
 	equal(t, "instances after the reset", []string{}, instancesOf(t, b.other))
@@ -92,7 +92,7 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 			b.wants[0] = true
 			must(t, b.change(0))
 			if what == "layout" {
-				b.Partitions.KeepLayouts(t.Context())
+				b.keep()
 			} else {
 				b.prepare("c", b.name(0, 5, 0), b.name(1))
 			}
@@ -111,7 +111,7 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 			b.createUnmanaged(5, 0, 4)
 			b.wants[0] = false
 			b.Recover(t.Context())
-			b.Partitions.KeepLayouts(t.Context())
+			b.keep()
 			if r := b.Ledger.Record("c"); r != nil {
 				t.Errorf("the claim stays on record: %v", r.State)
 			}

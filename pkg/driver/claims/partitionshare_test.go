@@ -228,7 +228,7 @@ func TestPartitionShare_LayoutChanges(t *testing.T) {
 	b.prepare("b", b.mps())
 	b.use(v1alpha1.Rule{MIG: &v1alpha1.MIGPolicy{Layout: map[string]int32{"1g.10gb": 7}}})
 	keep := func() []string {
-		b.Partitions.KeepLayouts(t.Context())
+		b.keep()
 		mine := slices.DeleteFunc(b.instances(), func(line string) bool { return !strings.HasPrefix(line, "0 ") })
 		slices.Sort(mine)
 		return mine

@@ -112,6 +112,36 @@ func TestDesired_Conflict(t *testing.T) {
 	}
 }
 
+// What belongs to another driver shows neither in claims nor, before a pod opens it, in processes: partitions and MIG modes stay as they
+// are in a conflict. Its end makes up for all that was due.
+func TestDesired_ConflictLeavesGPUs(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.write("default.yaml", "rules: [{mig: {layout: {1g.10gb: 7}}}]")
+	plugin := []cluster.PluginResource{{Name: "nvidia.com/gpu", Quantity: "8"}}
+	for _, step := range []struct {
+		name      string
+		resources []cluster.PluginResource
+		changed   Aspect
+		work      string
+	}{
+		{"a device plugin at the start", plugin, Inventory | Policies, "recover"},
+		{"allocations", plugin, Allocations, ""},
+		{"partitions", plugin, Partitions, ""},
+		{"it is gone", nil, Cluster, "leave MIG mode, layouts"},
+		{"nothing", nil, Cluster, ""},
+		{"it is back", plugin, Cluster, ""},
+		{"periodic", plugin, Periodic, "recover"},
+		{"it is gone again", nil, Cluster, "leave MIG mode, layouts"},
+		{"periodic, without it", nil, Periodic, "recover, leave MIG mode, layouts"},
+	} {
+		b.Cluster.Node.PluginResources = step.resources
+		b.step(step.changed)
+		if got := b.work(); got != step.work {
+			t.Errorf("%s: got work %q, want %q", step.name, got, step.work)
+		}
+	}
+}
+
 func TestDesired_OtherNames(t *testing.T) {
 	const other = "gpu.example.com"
 	b := newBed(t, "a30")
@@ -125,7 +155,7 @@ func TestDesired_OtherNames(t *testing.T) {
 		ready   bool
 		layouts bool
 	}{
-		{"not a name of Cleave's", nil, true, "another DRA driver publishes", false, true},
+		{"not a name of Cleave's", nil, true, "another DRA driver publishes", false, false},
 		{"publishes", &names.Observed{Published: true, Runs: true}, true, "still publishes", true, false},
 		{"claims unknown", &names.Observed{}, false, "not known yet", true, false},
 		{"claims known", &names.Observed{Listed: true, Records: 1}, false, "", true, true},

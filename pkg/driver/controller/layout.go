@@ -18,15 +18,15 @@ const (
 )
 
 // mustApplyLayouts reports whether to partition GPUs as the policy wants: whenever something has changed that layouts depend on.
-// Layouts wait while devices of the previous policy, or of other driver names, may still be allocated: a claim of any of these
-// names may own the memory that the layout would partition. They also wait for a recovery to end and for the pass after it, the
-// first to know which partitions exist: without that knowledge a layout would move.
+// Layouts wait while devices of the previous policy, of other driver names, or of other drivers may still be allocated: a claim, or a pod
+// of another driver, may own the memory that the layout would partition. They also wait for a recovery to end and for the pass after it,
+// the first to know which partitions exist: without that knowledge a layout would move.
 func (p *Plan) mustApplyLayouts(o *Observed) bool {
 	m := &p.Memory
 	// State that depends on allocations may change with each claim.
 	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed)
 	due := m.LayoutsDue || p.Recover || o.Changed.Has(Partitions) || p.offerChanged(o) || o.Changed.Has(Allocations) && waiting
-	m.LayoutsDue = due && (p.Recover || m.Previous != nil || o.hold() != "" || o.Working)
+	m.LayoutsDue = due && (p.Recover || m.Previous != nil || m.Conflict != "" || o.Working)
 	return due && !m.LayoutsDue
 }
 

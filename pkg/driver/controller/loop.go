@@ -61,7 +61,8 @@ type Claims interface {
 	Scan(ctx context.Context)
 	Recover(ctx context.Context)
 	LeaveMIGMode(ctx context.Context)
-	ApplyLayouts(ctx context.Context) []LayoutProblem
+	// ApplyLayouts partitions the GPUs that still offer what they do on a node.
+	ApplyLayouts(ctx context.Context, offered *policy.Node) []LayoutProblem
 	// ChangeMode starts to change a GPU's MIG mode, to reset it, or to finish an earlier change; the returned function does so, and
 	// takes seconds. ModesLeft and ResetDone are as in Observed; ForgetReset forgets the last reset.
 	ChangeMode(order ModeOrder) (run func(ctx context.Context) error)
@@ -367,7 +368,7 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)
 		l.Publisher.Want(p.Slices)
 	}
-	l.do(ctx, &l.work, workOf(&p))
+	l.do(ctx, &l.work, l.work.planned(&p))
 	if l.Pause != nil && l.observed.Ready {
 		l.Pause(p.Pause)
 	}

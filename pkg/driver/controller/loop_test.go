@@ -43,6 +43,7 @@ type fakeNode struct {
 	slices    [][]string
 	status    Status
 	resetDone string
+	laidOut   []bool // whether the offers for which layouts were applied have a layout
 	driver    error
 	events    []string
 	closed    bool
@@ -122,10 +123,15 @@ func (f fakeClaims) Scan(ctx context.Context) {
 	f.note("scan")
 	f.await(&f.locked)
 }
-func (f fakeClaims) Recover(context.Context)      { f.note("recover") }
-func (f fakeClaims) LeaveMIGMode(context.Context) { f.note("leaveMIG") }
-func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
+func (f fakeClaims) Recover(context.Context) { f.note("recover") }
+func (f fakeClaims) LeaveMIGMode(context.Context) {
+	f.note("leaveMIG")
+	f.await(&f.locked)
+}
+func (f fakeClaims) ApplyLayouts(_ context.Context, offered *policy.Node) []LayoutProblem {
 	f.note("layouts")
+	isLayout := offered.Offer(&offered.GPUs[0]).PartitionMode() == policy.Layout
+	f.set(func() { f.laidOut = append(f.laidOut, isLayout) })
 	return nil
 }
 

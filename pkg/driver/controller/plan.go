@@ -121,7 +121,8 @@ func (p *Plan) scheduleWork(o *Observed) {
 	if p.Recover {
 		p.Memory.Recovered, p.Memory.Unfinished = o.Now, time.Time{}
 	}
-	p.LeaveMIGMode = p.Recover || o.Changed.Has(Allocations)
+	// In a conflict a GPU without claims may be another driver's, in the mode that it needs. The end of one makes up for it.
+	p.LeaveMIGMode = p.Memory.Conflict == "" && (p.Recover || o.Changed.Has(Allocations) || o.Memory.Conflict != "")
 	p.Layouts = p.mustApplyLayouts(o)
 	p.ObserveAgain = o.Pass < maxPasses && (p.Recover || p.Layouts || p.offerChanged(o))
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 // work is a set of tasks, in this order. They call the driver or write to a disk, either of which may hang.
@@ -31,8 +32,8 @@ const (
 // workTime bounds how long a step of the loop waits for work: health and policies of all GPUs are handled by the loop.
 const workTime = time.Second
 
-// workOf returns the part of a plan that runs concurrently with the loop.
-func workOf(p *Plan) (due work) {
+// planned returns the part of a plan that runs concurrently with the loop, and keeps what that needs of the plan.
+func (r *workRunner) planned(p *Plan) (due work) {
 	if p.Recover {
 		due |= recoverWork
 	}
@@ -40,6 +41,9 @@ func workOf(p *Plan) (due work) {
 		due |= leaveMIGWork
 	}
 	if p.Layouts {
+		r.mu.Lock()
+		r.offer = p.Offer
+		r.mu.Unlock()
 		due |= layoutWork
 	}
 	if p.ForgetReset {
@@ -68,6 +72,8 @@ type workRunner struct {
 	// late is set once the loop has stopped waiting.
 	late     bool
 	problems []LayoutProblem
+	// offer is what layoutWork was planned for: by the time it runs, or while it does, the GPUs may offer something else.
+	offer *policy.Node
 	// policy is what keepWork persists, kept what it did, keepErr why the last attempt failed.
 	policy, kept *Policy
 	keepErr      string
@@ -148,7 +154,10 @@ func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 	case leaveMIGWork:
 		o.Claims.LeaveMIGMode(ctx)
 	case layoutWork:
-		problems := o.Claims.ApplyLayouts(ctx)
+		r.mu.Lock()
+		offer := r.offer
+		r.mu.Unlock()
+		problems := o.Claims.ApplyLayouts(ctx, offer)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.problems = problems
@@ -160,16 +169,16 @@ func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 // keepPolicy persists the active policy.
 func (r *workRunner) keepPolicy(ctx context.Context, o *Options) {
 	r.mu.Lock()
-	policy, before := r.policy, r.keepErr
+	active, before := r.policy, r.keepErr
 	r.mu.Unlock()
-	err := o.KeepPolicy(policy)
+	err := o.KeepPolicy(active)
 	if err != nil && text(err) != before {
 		klog.FromContext(ctx).Error(err, "The active policy could not be saved for a restart; retrying")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.keepErr = text(err); err == nil {
-		r.kept = policy
+		r.kept = active
 	}
 }
 

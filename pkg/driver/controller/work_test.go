@@ -5,12 +5,15 @@ package controller
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 )
 
 // The active policy is written when it changes, and again after a failure.
@@ -81,6 +84,44 @@ func TestLoop_AddedGPUHangs(t *testing.T) {
 		if !l.observed.MemoryLimits[added] {
 			t.Error("its limit is not known")
 		}
+	})
+}
+
+// Work that was planned for one policy waits for the lock of a GPU while another policy comes: it is done for the first. The second is
+// not applied before what the first offered is withdrawn, and then by work of its own.
+func TestLoop_PolicyChangesBeforeLayouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, f := newFakeLoop(t, "hgx-h100")
+		rules := "{mig: {layout: {1g.10gb: 7}}}"
+		path := filepath.Join(t.TempDir(), "default.yaml")
+		l.Sources.Policies = func() (*policy.Set, error) {
+			if err := os.WriteFile(path, []byte(policyHead+"rules: ["+read(f, &rules)+"]"), 0o600); err != nil {
+				return nil, err
+			}
+			return policy.Load(filepath.Dir(path), policy.Format{})
+		}
+		l.Begin(t.Context())
+		go func() { _ = l.Run(t.Context()) }()
+		locked := make(chan struct{})
+		check := func(when string, wait time.Duration, want ...bool) {
+			t.Helper()
+			<-time.After(wait)
+			synctest.Wait()
+			if got := read(f, &f.laidOut); !slices.Equal(got, want) {
+				t.Errorf("%s: layouts were applied for %v, want %v", when, got, want)
+			}
+		}
+		check("at the start", 0, true)
+		f.set(func() { f.locked = locked })
+		l.Mark(Allocations)
+		check("locked", allocationsSettle+workTime, true)
+		f.set(func() { rules = "{tiers: [exclusive]}" })
+		l.Mark(Policies)
+		check("another policy", workTime, true)
+		f.set(func() { f.locked = nil })
+		close(locked)
+		check("unlocked", 0, true, true)
+		check("withdrawn", 2*withdrawSettle, true, true, false)
 	})
 }
 

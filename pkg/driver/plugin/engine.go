@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
@@ -63,9 +64,9 @@ func (e engine) Existing() []controller.Existing {
 	return all
 }
 
-func (e engine) ApplyLayouts(ctx context.Context) []controller.LayoutProblem {
+func (e engine) ApplyLayouts(ctx context.Context, offered *policy.Node) []controller.LayoutProblem {
 	var all []controller.LayoutProblem
-	for _, p := range e.Partitions.KeepLayouts(ctx) {
+	for _, p := range e.Partitions.KeepLayouts(ctx, offered) {
 		all = append(all, controller.LayoutProblem(p))
 	}
 	return all
