@@ -24,7 +24,8 @@ type Hardware interface {
 	// Inventory is the GPUs as the driver reports them.
 	Inventory() *gpu.Node
 	// MemoryLimits is on which GPUs the driver can hold a container to an amount of memory; those that did not answer are missing. It tries
-	// once to install the prerequisites; after an error, such as a full disk, the next Periodic calls it again.
+	// once to install the prerequisites, without which it is on none. After an error, such as a full disk, the next Periodic calls it again,
+	// after gpu.ErrHangs it is called sooner.
 	MemoryLimits(ctx context.Context, node *gpu.Node) (map[gpu.PCIAddress]bool, error)
 	// Missing returns the missing parts of the driver; nil if it is complete.
 	Missing() error
@@ -250,6 +251,9 @@ func (l *Loop) await(ctx context.Context) error {
 			due |= Inventory
 		}
 	}
+	if l.unlocked.askAgain(now, due.Has(Health)) {
+		due |= Inventory
+	}
 	if m := &l.observed.Memory; len(m.Modes) == 0 && m.Withdrawal.Planned.IsZero() && m.Hiding.Planned.IsZero() {
 		due &^= Publication // nothing waits for it
 	}
@@ -335,9 +339,10 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	if l.Sources.Notices != nil {
 		o.Notices = l.Sources.Notices()
 	}
-	o.Inventory, o.MemoryLimits = l.unlocked.known(l.Hardware.Inventory())
+	inventory := l.Hardware.Inventory()
 	o.Lists = l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
+	o.Inventory, o.MemoryLimits = l.unlocked.known(inventory, o.Allocations)
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()
 	o.Unclaimed, o.Layouts = map[gpu.PCIAddress][]gpu.Place{}, map[gpu.PCIAddress][]gpu.Place{}
 	for i := range o.Inventory.GPUs {

@@ -75,9 +75,10 @@ type ModeMemory struct {
 	Reset  string
 	// Began is when the change was first wanted. Failures before are those of an earlier change.
 	Began time.Time
-	// Withdrawn is set once the published devices are withdrawn, Since is when the API server first had that; zero before.
-	Withdrawn bool
-	Since     time.Time
+	// Planned and Since are those of a withdrawal. Seen is set once the API server was seen to have the devices as withdrawn, which Since
+	// does not say of one that drops taints.
+	Planned, Since time.Time
+	Seen           bool
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
@@ -86,6 +87,9 @@ type ModeMemory struct {
 	// Said is the last report.
 	Said string
 }
+
+// withdrawal is the withdrawal of the GPU's devices.
+func (m ModeMemory) withdrawal() withdrawal { return withdrawal{m.Planned, m.Since} }
 
 // next is the time of the next attempt.
 func (m ModeMemory) next() time.Time {
@@ -133,6 +137,9 @@ func (p modes) consider(o *Observed) {
 		}
 		if !known || m.Enable != target || m.Reset != reset {
 			m = ModeMemory{Enable: target, Reset: reset, Began: o.Now}
+		}
+		if !m.Seen && m.withdrawal().refused(o) {
+			m.Since = time.Time{}
 		}
 		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
 			m.FailedAt, m.Failures, m.Held = f.At, m.Failures+1, errors.Is(f.Err, gpu.ErrHeldByPods)
@@ -193,16 +200,22 @@ func (p modes) taints(node *policy.Node, o *Observed) []nodeslices.Taint {
 	return taints
 }
 
-// notePublished notes since when the API server has had the GPUs' devices as withdrawn. This plan's slices have yet to arrive.
+// notePublished notes since when the API server has had the GPUs' devices as withdrawn. This plan's slices have yet to arrive. One that
+// drops taints is never seen to have those of a reset: a claim that is allocated nevertheless keeps the GPU from it, or, once the GPU is
+// locked, is prepared after it. A change of the mode takes devices away, so it waits until they are no longer published.
 func (p modes) notePublished(o *Observed) {
 	if !o.Ready || p.ObserveAgain {
 		return
 	}
 	for name, m := range p.Memory.Modes { // each by itself
-		if m.Since.IsZero() && p.arrived(o, m.Withdrawn) {
-			m.Since = o.Now
+		if !m.Seen {
+			m.Seen = p.arrived(o, !m.Planned.IsZero())
+			if m.Reset == "" && p.Memory.Previous != nil {
+				m.Planned = o.Now
+			}
+			w := m.withdrawal().published(o, func(bool) bool { return m.Seen })
+			m.Planned, m.Since = w.Planned, w.Since
 		}
-		m.Withdrawn = true
 		p.Memory.Modes[name] = m
 	}
 }
@@ -218,6 +231,9 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	for _, m := range p.Memory.Modes {
 		if at := m.next(); at.After(o.Now) && (!m.Since.IsZero() || m.Failures > 0) {
 			look(at)
+		}
+		if late := m.withdrawal().late(o); m.Since.IsZero() && late.After(o.Now) {
+			look(late)
 		}
 	}
 }

@@ -227,6 +227,27 @@ func TestDesired_ModeNotArrived(t *testing.T) {
 	b.wantOrder("settled", "0 on")
 }
 
+// An API server that drops taints never has the slices as they are wanted. The mode changes once the devices are no longer published, as
+// whoever is allocated one before would lose it.
+func TestDesired_ModeWithoutTaints(t *testing.T) {
+	b := newModeBed(t)
+	b.Arrived = false
+	b.choose("inference")
+	b.after(arriveAtMost)
+	b.after(time.Hour)
+	b.wantOrder("while the devices are published", "")
+	b.Listed = b.Now
+	b.step(Listing)
+	if got, want := b.offered(), "2:gpu 3:gpu 4:gpu 5:gpu 6:gpu 7:gpu"; got != want {
+		t.Fatalf("offered once the claims are listed: %s, want %s", got, want)
+	}
+	b.wantLook("no longer published", arriveAtMost)
+	b.after(arriveAtMost)
+	b.wantLook("not seen to arrive", modeSettle)
+	b.after(modeSettle)
+	b.wantOrder("settled", "0 on")
+}
+
 // What arrives with the plan that withdraws devices is what was published before.
 func TestDesired_ModeArrivedBefore(t *testing.T) {
 	b := newModeBed(t)

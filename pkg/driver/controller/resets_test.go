@@ -31,6 +31,15 @@ func (b *bed) wantTaints(when string, want ...string) {
 	}
 }
 
+// wantLook checks that nothing is ordered, and when the next plan is due.
+func (b *bed) wantLook(when string, want time.Duration) {
+	b.t.Helper()
+	b.wantOrder(when, "")
+	if got := b.plan.LookAgain.Sub(b.Now); got != want {
+		b.t.Errorf("%s: looks again after %s, want %s", when, got, want)
+	}
+}
+
 // A GPU is tainted when its reset is requested, reset once its claims have ended, and offered again afterwards, whether or not the label
 // is still there.
 func TestDesired_Reset(t *testing.T) {
@@ -120,4 +129,31 @@ func TestDesired_ResetOfNoGPU(t *testing.T) {
 		!strings.Contains(events[0], b.device(7)) {
 		t.Errorf("Events = %q, want one that names the GPUs", events)
 	}
+}
+
+// An API server that drops taints never has the slices as they are wanted. The reset waits for what it may have yet to come, and then for
+// whoever was allocated the GPU meanwhile.
+func TestDesired_ResetWithoutTaints(t *testing.T) {
+	b := newModeBed(t)
+	b.Arrived = false
+	b.request(b.device(2))
+	b.wantLook("requested", arriveAtMost)
+	b.after(arriveAtMost / 2)
+	b.WriteFailed = b.Now
+	b.after(arriveAtMost / 2)
+	b.wantLook("while slices are refused", rewriteAtMost+arriveAtMost/2)
+	b.WriteFailed = time.Time{}
+	b.after(0)
+	b.wantLook("not seen to arrive", modeSettle)
+	b.allocates(records.Device{GPU: b.device(2)})
+	b.after(modeSettle)
+	b.wantOrder("with a claim", "")
+	if diff := cmp.Diff([]string{"Normal GPUResetPending"}, reasons(b.heard())); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	b.allocates()
+	b.wantOrder("once the claim has ended", "2 reset")
+	b.WriteFailed = b.Now
+	b.after(time.Second)
+	b.wantLook("while slices are refused again", rewriteAtMost+arriveAtMost-time.Second)
 }

@@ -57,14 +57,19 @@ func (w withdrawal) late(o *Observed) time.Time {
 	return from.Add(arriveAtMost)
 }
 
+// refused reports whether it counted as arrived, but the API server was unavailable or refused it.
+func (w withdrawal) refused(o *Observed) bool {
+	return !w.Since.IsZero() && !o.Arrived && (o.ListFailed.After(w.Since) || o.WriteFailed.After(w.Since))
+}
+
 // published returns the withdrawal after a plan that publishes it. arrived reports whether the API server has it.
 func (w withdrawal) published(o *Observed, arrived func(before bool) bool) withdrawal {
 	before := !w.Planned.IsZero()
 	if !before {
 		w.Planned = o.Now
 	}
-	if !w.Since.IsZero() && !o.Arrived && (o.ListFailed.After(w.Since) || o.WriteFailed.After(w.Since)) {
-		w.Since = time.Time{} // it counted as arrived, but the API server was unavailable or refused it
+	if w.refused(o) {
+		w.Since = time.Time{}
 	}
 	if w.Since.IsZero() && (arrived(before) || !o.Now.Before(w.late(o))) {
 		w.Since = o.Now

@@ -4,6 +4,8 @@ package controller
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // work is a set of tasks, in this order. They call the driver or write to a disk, either of which may hang.
@@ -77,11 +80,13 @@ type workRunner struct {
 	// policy is what keepWork persists, kept what it did, keepErr why the last attempt failed.
 	policy, kept *Policy
 	keepErr      string
-	// inventory is what inventoryWork last took, limits are the GPUs whose memory can be limited, limitsErr is why some of them did not
-	// answer.
+	// inventory is what inventoryWork last took, at asked. limits are the GPUs whose memory can be limited, limitsErr is why that is not
+	// known of some, or why none can be. silent are the GPUs that have never said it and are not offered, by device.
 	inventory *gpu.Node
+	asked     time.Time
 	limits    map[gpu.PCIAddress]bool
 	limitsErr error
+	silent    map[string]bool
 }
 
 // state reports whether work is running, and the problems of the last attempt to apply layouts.
@@ -101,28 +106,54 @@ func (r *workRunner) keep(p *Policy) work {
 	return keepWork
 }
 
-// known returns an inventory without GPUs that inventoryWork has not taken yet, and those of its GPUs whose memory can be limited: a
-// claim on a GPU that was offered before would stay without a limit.
-func (r *workRunner) known(now *gpu.Node) (*gpu.Node, map[gpu.PCIAddress]bool) {
+// known returns an inventory without GPUs that inventoryWork has not taken yet or that did not answer it, and those of its GPUs whose
+// memory can be limited: a claim on a GPU that was offered before would stay without a limit. A GPU of which something is allocated stays.
+func (r *workRunner) known(now *gpu.Node, allocations []*records.Record) (*gpu.Node, map[gpu.PCIAddress]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	unknown := func(g gpu.GPU) bool {
-		taken := r.inventory.Find(g.PCI.DeviceName())
-		return taken == nil || taken.UUID != g.UUID
+	for _, record := range allocations {
+		for _, device := range record.GPUs() {
+			delete(r.silent, device) // and it is offered from then on
+		}
 	}
+	unknown := func(g gpu.GPU) bool { return !r.took(&g) || r.silent[g.PCI.DeviceName()] }
 	if r.inventory == nil || !slices.ContainsFunc(now.GPUs, unknown) {
 		return now, r.limits
 	}
 	known := *now
 	known.GPUs = slices.DeleteFunc(slices.Clone(now.GPUs), unknown)
+	known.Problems = slices.Clone(now.Problems)
+	for i := range now.GPUs {
+		if g := &now.GPUs[i]; r.silent[g.PCI.DeviceName()] {
+			known.Problems = append(known.Problems, gpu.Problem{Index: g.Index, Err: fmt.Errorf("%s is not offered before it says whether it "+
+				"can limit the memory of time slices: %w", Describe(g), gpu.ErrHangs)})
+		}
+	}
 	return &known, r.limits
 }
 
-// limitsFailed reports whether GPUs did not answer.
+// took reports whether inventoryWork has taken a GPU.
+func (r *workRunner) took(g *gpu.GPU) bool {
+	if r.inventory == nil {
+		return false
+	}
+	taken := r.inventory.Find(g.PCI.DeviceName())
+	return taken != nil && taken.UUID == g.UUID
+}
+
+// limitsFailed reports whether it is not known of all GPUs whether their memory can be limited, or whether that cannot be done.
 func (r *workRunner) limitsFailed() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.limitsErr != nil
+}
+
+// askAgain reports whether GPUs that did not answer are to be asked again: at once when the health of one has changed, since it may be well
+// now.
+func (r *workRunner) askAgain(now time.Time, health bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended == nil && errors.Is(r.limitsErr, gpu.ErrHangs) && (health || !now.Before(r.asked.Add(finishEvery)))
 }
 
 // start adds work. At the end of all work late is called, unless the loop waited for that.
@@ -186,26 +217,27 @@ func (r *workRunner) keepPolicy(ctx context.Context, o *Options) {
 func (r *workRunner) takeInventory(ctx context.Context, o *Options) {
 	now := o.Hardware.Inventory()
 	r.mu.Lock()
-	before := r.inventory
+	before, said := r.inventory, text(r.limitsErr)
 	r.mu.Unlock()
 	if before != nil && !before.SameGPUs(now) {
 		o.Hardware.SyncInventory(ctx, now)
 	}
 	answers, err := o.Hardware.MemoryLimits(ctx, now)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "GPUs do not say whether they can limit the memory of time slices", "retryAfter", o.ReconcileEvery)
+	if err != nil && text(err) != said {
+		klog.FromContext(ctx).Error(err, "Memory of time slices cannot be limited, or GPUs do not say whether it can; retrying")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	limits := map[gpu.PCIAddress]bool{}
+	limits, silent := map[gpu.PCIAddress]bool{}, map[string]bool{}
 	for i := range now.GPUs {
-		pci := now.GPUs[i].PCI
-		limits[pci] = r.limits[pci]
-		if answer, ok := answers[pci]; ok {
-			limits[pci] = answer
+		g, device := &now.GPUs[i], now.GPUs[i].PCI.DeviceName()
+		answer, answered := answers[g.PCI]
+		limits[g.PCI] = answer || err != nil && r.limits[g.PCI]
+		if !answered && (!r.took(g) || r.silent[device]) {
+			silent[device] = true
 		}
 	}
-	r.inventory, r.limits, r.limitsErr = now, limits, err
+	r.inventory, r.asked, r.limits, r.limitsErr, r.silent = now, time.Now(), limits, err, silent
 }
 
 // take removes and returns the first task due; 0, and ends the run, if there is none.

@@ -5,15 +5,19 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
 // The active policy is written when it changes, and again after a failure.
@@ -123,6 +127,89 @@ func TestLoop_PolicyChangesBeforeLayouts(t *testing.T) {
 		check("unlocked", 0, true, true)
 		check("withdrawn", 2*withdrawSettle, true, true, false)
 	})
+}
+
+// A GPU is added that does not answer. It is offered when it does, for which it is asked again soon, or once something of it turns out to
+// be allocated, and then it stays.
+func TestLoop_AddedGPUUnanswered(t *testing.T) {
+	for name, has := range map[string]bool{"free": false, "allocated": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, f := newFakeLoop(t, "hgx-h100")
+				all := f.inventory
+				without, added := *all, all.GPUs[7].PCI
+				without.GPUs = all.GPUs[:7]
+				f.inventory = &without
+				l.Begin(t.Context())
+				go func() { _ = l.Run(t.Context()) }()
+				synctest.Wait()
+				f.took()
+				check := func(when, want string, offered bool) {
+					t.Helper()
+					synctest.Wait()
+					if got := f.took(); got != want {
+						t.Errorf("%s: got %q, want %q", when, got, want)
+					}
+					if got := strings.Contains(fmt.Sprint(read(f, &f.slices)), added.DeviceName()); got != offered {
+						t.Errorf("%s: the GPU is offered: %t, want %t", when, got, offered)
+					}
+				}
+				f.set(func() { f.inventory, f.limitErr = all, gpu.ErrHangs })
+				l.Mark(Inventory)
+				check("GPU added", "syncInventory limits recover leaveMIG layouts publish", false)
+				l.Mark(Health)
+				check("the health of GPUs changes", "limits", false)
+				<-time.After(finishEvery + pollEvery)
+				check("later", "limits", false)
+				if has {
+					f.set(func() { f.records = []*records.Record{{Devices: []records.Device{{GPU: added.DeviceName()}}}} })
+					l.Mark(Allocations)
+					<-time.After(allocationsSettle)
+					check("allocated", "recover leaveMIG layouts publish", true)
+					f.set(func() { f.records = nil })
+					l.Mark(Allocations)
+					<-time.After(allocationsSettle)
+					check("no longer", "publish leaveMIG", true)
+					if l.observed.MemoryLimits[added] || !l.observed.MemoryLimits[all.GPUs[0].PCI] {
+						t.Errorf("memory limits %v, want that of the GPU unknown, and the others' as before", l.observed.MemoryLimits)
+					}
+				}
+				f.set(func() { f.limitErr = nil })
+				l.Mark(Health)
+				check("it answers", map[bool]string{false: "recover leaveMIG layouts publish", true: "layouts publish"}[has], true)
+				if !l.observed.MemoryLimits[added] {
+					t.Error("its limit is not known")
+				}
+			})
+		})
+	}
+}
+
+// A plugin starts while no GPU answers: what is allocated is offered all the same, and all are once the GPUs answer. A disk that is full
+// keeps none from it.
+func TestLoop_BeginUnanswered(t *testing.T) {
+	for name, err := range map[string]error{"hangs": gpu.ErrHangs, "disk full": errors.New("no space left")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, f := newFakeLoop(t, "hgx-h100")
+				f.limitErr = err
+				f.records = []*records.Record{{Devices: []records.Device{{GPU: f.inventory.GPUs[2].PCI.DeviceName()}}}}
+				l.Begin(t.Context())
+				go func() { _ = l.Run(t.Context()) }()
+				check := func(when string, want int) {
+					t.Helper()
+					synctest.Wait()
+					if got := len(l.observed.Inventory.GPUs); got != want || read(f, &f.status).GPUs != want {
+						t.Errorf("%s: %d GPUs are offered, want %d", when, got, want)
+					}
+				}
+				check("at the start", map[bool]int{true: 1, false: 8}[errors.Is(err, gpu.ErrHangs)])
+				f.set(func() { f.limitErr = nil })
+				<-time.After(finishEvery + pollEvery)
+				check("later", 8)
+			})
+		})
+	}
 }
 
 // A plugin that restarts does not write the active policy again.

@@ -130,30 +130,32 @@ func deviceNames(inventory *gpu.Node) []string {
 }
 
 // MemoryLimits determines on which GPUs the driver can limit the memory of a container, and installs the hook that requests the
-// limits if there is any such GPU.
+// limits if there is any such GPU. In MIG mode it is others that do not answer.
 func (c controlled) MemoryLimits(ctx context.Context, node *gpu.Node) (map[gpu.PCIAddress]bool, error) {
 	cgroup2 := isCgroup2(c.config.CgroupRoot)
 	if !cgroup2 {
 		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", c.config.CgroupRoot)
 	}
-	limits, needed, unanswered := map[gpu.PCIAddress]bool{}, false, error(nil)
+	limits, needed, failed := map[gpu.PCIAddress]bool{}, false, error(nil)
 	for i := range node.GPUs {
-		pci, limited, err := node.GPUs[i].PCI, false, error(nil)
+		g, limited, err := &node.GPUs[i], false, error(nil)
 		if cgroup2 {
-			limited, err = c.hw.LimitsMemory(ctx, pci, c.config.CgroupRoot)
+			limited, err = c.hw.LimitsMemory(ctx, g.PCI, c.config.CgroupRoot)
 		}
-		if err != nil {
-			unanswered = errors.Join(unanswered, err)
-			continue
+		failed = errors.Join(failed, err)
+		if err == nil || g.MIG.Enabled {
+			limits[g.PCI], needed = limited, needed || limited
 		}
-		limits[pci], needed = limited, needed || limited
 	}
 	if needed {
 		if _, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit); err != nil {
-			return nil, err
+			for pci := range limits {
+				limits[pci] = false
+			}
+			failed = errors.Join(failed, err)
 		}
 	}
-	return limits, unanswered
+	return limits, failed
 }
 
 // isCgroup2 reports whether a directory is the root of a cgroup v2 hierarchy. Only those have the file.

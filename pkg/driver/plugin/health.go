@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,9 +66,12 @@ func (h *gpuHealth) of(pci gpu.PCIAddress) []health.Condition {
 // set notes the conditions of a GPU.
 func (h *gpuHealth) set(pci gpu.PCIAddress, conditions []health.Condition) {
 	h.mu.Lock()
+	same := slices.EqualFunc(h.conditions[pci], conditions, func(a, b health.Condition) bool { return reflect.DeepEqual(a, b) })
 	h.conditions[pci] = conditions
 	h.mu.Unlock()
-	h.changed()
+	if !same {
+		h.changed()
+	}
 }
 
 // wasReset ends the conditions of a GPU, as they are those before its reset.
@@ -220,10 +224,11 @@ func (r *healthReporter) Changed(c health.Change) {
 		healthy = 0
 	}
 	r.metrics.healthy.WithLabelValues(c.GPU.PCI.DeviceName()).Set(healthy)
+	// Also after the first poll of a GPU that is well: a poll that failed while it was being removed may have been noted after that.
+	r.health.set(c.GPU.PCI, c.Now)
 	if len(c.Began)+len(c.Ended) == 0 {
 		return
 	}
-	r.health.set(c.GPU.PCI, c.Now)
 	if len(c.Began) > 0 {
 		using := r.claims(c.GPU, c.Began)
 		r.logger.Error(errors.New(messages(c.Began)), "GPU is unhealthy", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID,

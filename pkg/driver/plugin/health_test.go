@@ -90,6 +90,16 @@ func (b *healthBed) must(err error) {
 	}
 }
 
+// triggered reports whether a publication was triggered since the last call.
+func (b *healthBed) triggered() bool {
+	select {
+	case <-b.changed:
+		return true
+	default:
+		return false
+	}
+}
+
 // taints are those of the node as "device value:effect".
 func (b *healthBed) taints() []string {
 	b.t.Helper()
@@ -162,9 +172,7 @@ func TestHealth_GPULost(t *testing.T) {
 			if diff := cmp.Diff(tainted(b.shapes(1, every), "gpu-lost:"+effect), b.taints()); diff != "" {
 				t.Errorf("taints (-want +got):\n%s", diff)
 			}
-			select {
-			case <-b.changed:
-			default:
+			if !b.triggered() {
 				t.Error("no publication was triggered")
 			}
 			b.wantEvents("Claims that use it: ns/holder", "Warning Node /n n GPUUnhealthy", "Warning ResourceClaim ns/holder uid-of-claim GPUUnhealthy")
@@ -295,6 +303,29 @@ func TestHealth_Reset(t *testing.T) {
 			t.Errorf("taints after the reset: %v", got)
 		}
 		b.wantEvents("recovered from", "Normal Node /n n GPURecovered")
+	})
+}
+
+// A poll that fails while its GPU is removed may be reported after the removal. The GPU that comes back and is well has no taint.
+func TestHealth_Removed(t *testing.T) {
+	watchHealth(t, "hgx-h100", policy.Health{}, func(b *healthBed) {
+		all := b.hw.Node()
+		node, pci := *all.Node, all.GPUs[0].PCI
+		node.GPUs = node.GPUs[1:]
+		b.hw.node.Store(&policy.Node{Node: &node, Offers: all.Offers[1:]})
+		b.health.set(pci, nil)
+		b.health.set(pci, []health.Condition{{Reason: health.ReasonAbsent}})
+		b.pass(2 * time.Second)
+		b.triggered()
+		b.hw.node.Store(all)
+		b.pass(2 * time.Second)
+		if got := b.taints(); got != nil || !b.triggered() {
+			t.Errorf("the GPU is back and well: got taints %v, want none, and a publication", got)
+		}
+		b.pass(10 * time.Minute)
+		if b.triggered() {
+			t.Error("a publication was triggered, though nothing changes")
+		}
 	})
 }
 
