@@ -16,8 +16,8 @@ import (
 
 // fakeMetadata is the metadata of claims: all have theirs, but for the lost.
 type fakeMetadata struct {
-	lost  []types.UID
-	fails map[types.UID]error
+	lost, removed []types.UID
+	fails         map[types.UID]error
 	// looked is called by Has, after it has looked; nil for nothing.
 	looked func()
 }
@@ -35,6 +35,11 @@ func (m *fakeMetadata) Restore(_ context.Context, r *records.Record) error {
 		return err
 	}
 	m.lost = slices.DeleteFunc(m.lost, func(uid types.UID) bool { return uid == r.Claim.UID })
+	return nil
+}
+
+func (m *fakeMetadata) Remove(_ string, uid types.UID) error {
+	m.removed = append(m.removed, uid)
 	return nil
 }
 
@@ -82,4 +87,28 @@ func TestRecover_MetadataOfClaimThatEnds(t *testing.T) {
 	m.lost, m.looked = []types.UID{"a"}, func() { mustUnprepare(t, b.Preparer, claimOn("a", 0)) }
 	b.Recover(t.Context())
 	equal(t, "restored", []types.UID{}, restored)
+}
+
+// The metadata of a claim whose record is lost stays until the API server has been asked.
+func TestReconcile_MetadataOfLostRecord(t *testing.T) {
+	claim := claimOn("a", 0)
+	for name, tt := range map[string]struct {
+		api     *fakeAPI
+		removed []types.UID
+	}{
+		"claim exists":           {&fakeAPI{claims: claimList(claim)}, nil},
+		"claim is gone":          {&fakeAPI{}, []types.UID{"a"}},
+		"API server unreachable": {&fakeAPI{claims: claimList(claim), err: errors.New("connection refused")}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, restored := &fakeMetadata{}, []types.UID{}
+			b := newBed(t, m.with(&restored))
+			mustPrepare(t, b.Preparer, claim)
+			spoil(t, b.dir, "a")
+			b.die()
+			again := openBed(t, b.dir, m.with(&restored)).start()
+			again.Reconcile(t.Context(), tt.api)
+			equal(t, "removed", tt.removed, m.removed)
+		})
+	}
 }

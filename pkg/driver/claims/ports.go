@@ -80,6 +80,8 @@ type Metadata interface {
 	Has(r *records.Record) bool
 	// Restore writes it again. It asks the API server.
 	Restore(ctx context.Context, r *records.Record) error
+	// Remove removes that of a claim without a record.
+	Remove(driver string, uid types.UID) error
 }
 
 // Sharing sets up GPU sharing.

@@ -166,6 +166,14 @@ func TestMetadata_Sweep(t *testing.T) {
 			return write(b.config.CDIDir, ".gpu.cleave.dev_metadata_uid-x_main.json.123")
 		}, all},
 		"corrupt record": {func(b *metadataBed) error { return write(b.store.Dir(), "uid-a.json") }, all},
+		"corrupt record, set aside": {func(b *metadataBed) error {
+			_, err := b.store.SetAside("uid-a")
+			return err
+		}, all},
+		"set aside, and the claim is gone": {func(b *metadataBed) error {
+			_, err := b.store.SetAside("uid-a")
+			return errors.Join(err, b.restorer().Remove(b.config.DriverName, "uid-a"))
+		}, stays},
 		"another driver": {func(b *metadataBed) error { return write(b.config.CDIDir, another) }, slices.Insert(slices.Clone(all), 2, another)},
 	}
 	for name, tt := range tests {

@@ -53,6 +53,12 @@ func (m claimMetadata) lacks(r *records.Record) bool {
 	})
 }
 
+// Remove removes the CDI specs of a claim without a record; sweep removes the rest.
+func (m claimMetadata) Remove(driver string, uid types.UID) error {
+	specs, err := m.kubelet.metadata.find(filepath.Join(m.kubelet.config.CDIDir, driver+metadataInfix+string(uid)+"_*.json"))
+	return errors.Join(err, removeAll(specs))
+}
+
 // Restore writes a claim's metadata again. The helper writes it only as part of answering the kubelet, so a helper that no kubelet
 // knows is asked to prepare the claim, and answers from the record.
 func (m claimMetadata) Restore(ctx context.Context, r *records.Record) error {
