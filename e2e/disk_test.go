@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -99,7 +100,7 @@ func TestRecord_DiskFull(t *testing.T) {
 	s.plugin.waitRecords(ctx, n.Node, "late")
 }
 
-// A script that cleans up deletes the CDI spec of a claim that is prepared: a container of it could not restart.
+// A script that cleans up deletes the CDI specs and the device metadata of claims that are prepared: a container of them could not restart.
 func TestRecover_SpecDeleted(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t)
@@ -107,17 +108,34 @@ func TestRecover_SpecDeleted(t *testing.T) {
 	n.sim(ctx, "create", "--node", "l40s")
 	s.must(n.Start(ctx))
 	n.waitOffered(ctx, 4)
-	share := n.deviceNames(ctx)[0] + "-timeslice"
-	claim, err := env.client.Allocate(ctx, s.name, "share", workload.OneShare(n.name, share, map[string]int64{gpu.CapacityShares: 1}))
-	s.must(err)
-	_, err = n.Prepare(ctx, claim)
-	s.must(err)
-	spec := filepath.Join(filepath.Dir(n.Root()), "cdi", "gpu.cleave.dev-claim_"+claim.Uid+".json")
-	s.must(os.Remove(spec))
-	s.eventually(ctx, "the spec to be there again", func(context.Context) (bool, string, error) {
-		_, err := os.Stat(spec)
-		return err == nil, fmt.Sprint(err), nil
-	})
-	s.events.waitOnNode(ctx, n.name, corev1.EventTypeWarning, "CDISpecRestored", claim.Name)
-	s.must(n.Unprepare(ctx, claim))
+	names, dir := n.deviceNames(ctx), filepath.Join(filepath.Dir(n.Root()), "cdi")
+	for name, devices := range map[string]resourceapi.DeviceAllocationResult{
+		"share": workload.OneShare(n.name, names[0]+"-timeslice", map[string]int64{gpu.CapacityShares: 1}),
+		"whole": workload.OneGPU(n.name, names[1], false),
+	} {
+		claim := s.allocate(ctx, name, devices)
+		_, err := n.Prepare(ctx, claim)
+		s.must(err)
+		specs, err := filepath.Glob(filepath.Join(dir, "gpu.cleave.dev*"+claim.Uid+"*.json"))
+		s.must(err)
+		metadata, err := filepath.Glob(filepath.Join(dir, "gpu.cleave.dev-metadata", "*", "*", "metadata.json"))
+		s.must(err)
+		if len(specs) == 0 || len(metadata) != 1 {
+			s.Fatalf("claim %s has the specs %v and the metadata %v", name, specs, metadata)
+		}
+		for _, path := range append(specs, filepath.Join(dir, "gpu.cleave.dev-metadata")) {
+			s.must(os.RemoveAll(path))
+		}
+		s.eventually(ctx, "all files to be there again", func(context.Context) (bool, string, error) {
+			var missing []error
+			for _, path := range append(specs, metadata...) {
+				_, err := os.Stat(path)
+				missing = append(missing, err)
+			}
+			err := errors.Join(missing...)
+			return err == nil, fmt.Sprint(err), nil
+		})
+		s.events.waitOnNode(ctx, n.name, corev1.EventTypeWarning, "CDISpecRestored", claim.Name)
+		s.must(n.Unprepare(ctx, claim))
+	}
 }

@@ -141,6 +141,11 @@ func List(disk store.FileSystem, dir string) (all []*Record, corrupt []error, er
 	return store.At[types.UID](disk, dir, recordFormat).List()
 }
 
+// Aside lists the claims of a directory whose records were set aside and have not been written again.
+func Aside(disk store.FileSystem, dir string) ([]types.UID, error) {
+	return store.At[types.UID](disk, dir, recordFormat).Aside()
+}
+
 // uidPattern matches UIDs that are safe as file names.
 var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
 

@@ -216,6 +216,19 @@ func (d *Directory[K, T]) SetAside(name K) (string, error) {
 	return aside, d.remove(path) // its copy is corrupt as well
 }
 
+// Aside lists the documents that were set aside and have not been written again, sorted.
+func (d *Directory[K, T]) Aside() ([]K, error) {
+	aside, err := At[K](d.disk, filepath.Join(d.dir, corruptDir), d.format).Names()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names, err := d.Names()
+	return slices.DeleteFunc(aside, func(name K) bool { return slices.Contains(names, name) }), err
+}
+
 // path rejects names that are not plain file names.
 func (d *Directory[K, T]) path(name K) (string, error) {
 	if !d.format.Names(string(name)) || filepath.Base(string(name)) != string(name) {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -87,6 +88,13 @@ func TestDirectoryRead_Corrupt(t *testing.T) {
 			}
 			if names, err := d.Names(); len(names) > 0 || err != nil {
 				t.Errorf("after SetAside: got %v, %v, want none", names, err)
+			}
+			if names, err := d.Aside(); !slices.Equal(names, []string{"a"}) || err != nil {
+				t.Errorf("after SetAside: got %v, %v, want it aside", names, err)
+			}
+			must(t, d.Write(sample("a")))
+			if names, err := d.Aside(); len(names) > 0 || err != nil {
+				t.Errorf("after it was written again: got %v, %v, want none aside", names, err)
 			}
 		})
 	}

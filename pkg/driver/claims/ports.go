@@ -74,6 +74,16 @@ type SpecRemover interface {
 	RemoveClaim(uid types.UID) error
 }
 
+// Metadata is the device metadata of claims, which the kubelet's plugin helper writes after Prepare and removes after Unprepare.
+type Metadata interface {
+	// Has reports whether the metadata of a prepared claim is complete, or is being written.
+	Has(r *records.Record) bool
+	// Restore writes it again. It asks the API server.
+	Restore(ctx context.Context, r *records.Record) error
+	// Remove removes that of a claim without a record.
+	Remove(driver string, uid types.UID) error
+}
+
 // Sharing sets up GPU sharing.
 type Sharing interface {
 	// SetTimeSlice sets the interval of a GPU's time slices, one of v1alpha1.Intervals.

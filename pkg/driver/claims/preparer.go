@@ -23,6 +23,8 @@ type Options struct {
 	Locks  *Locks
 	// Specs removes the CDI specs of the claims of a driver name.
 	Specs func(driver string) SpecRemover
+	// Metadata restores the device metadata of claims; nil to leave it to the kubelet's plugin helper alone.
+	Metadata Metadata
 	// Layouts stores the layouts; nil if GPUs are not partitioned ahead of claims.
 	Layouts *records.LayoutStore
 	// Modes changes the MIG mode of GPUs that need a reset for it, and resets on request; nil to do neither.
@@ -47,7 +49,7 @@ type Options struct {
 	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to release a claim that has
 	// ended.
 	OnRelease func(claim records.Claim, err error)
-	// OnSpecRestored is called, and must not block, after Recover has rewritten the CDI spec of a prepared claim.
+	// OnSpecRestored is called, and must not block, after Recover has rewritten the CDI spec or device metadata of a prepared claim.
 	OnSpecRestored func(ctx context.Context, claim records.Claim)
 }
 
@@ -59,6 +61,7 @@ type Preparer struct {
 	Shares     *Shares
 	Modes      *Modes
 	specs      func(driver string) SpecRemover
+	metadata   Metadata  // nil to leave it alone
 	processes  Processes // nil to rely on the driver's list of processes alone
 	api        API       // nil not to ask which claims are leaving
 	onRelease  func(records.Claim, error)
@@ -79,7 +82,7 @@ func New(o Options) *Preparer {
 	g := newGate(o.Driver, o.Holders)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
-		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,
+		specs: o.Specs, metadata: o.Metadata, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,
 	}
 	l.allocated.outlasts = func(r *records.Record) bool { return r.Driver != o.Driver || p.backend.Load().isWithdrawn(r) }
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}

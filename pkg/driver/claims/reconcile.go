@@ -122,6 +122,9 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	var errs []error
 	for _, driver := range p.Ledger.Names.all() {
 		errs = append(errs, p.specs(driver).RemoveClaim(uid))
+		if p.metadata != nil {
+			errs = append(errs, p.metadata.Remove(driver, uid))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Recover makes hardware and specs match the records: it removes incomplete work of a killed plugin, destroys the devices of
-// claims that were released while the driver was away, writes missing specs again, and looks for unmanaged
+// claims that were released while the driver was away, writes missing specs and device metadata again, and looks for unmanaged
 // partitions. It needs the hardware, and can be repeated at any time.
 func (p *Preparer) Recover(ctx context.Context) {
 	b := p.backend.Load()
@@ -33,6 +33,45 @@ func (p *Preparer) Recover(ctx context.Context) {
 	}
 	p.Shares.recover(ctx, b)
 	p.Partitions.FindUnmanaged(ctx)
+	restoreMetadata(ctx, p, b)
+}
+
+// restoreMetadata writes missing device metadata of prepared claims again. All claims together have the time of one question to the
+// API server: if it does not answer, locks of GPUs are held meanwhile.
+func restoreMetadata(ctx context.Context, p *Preparer, b *backend) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	for _, r := range p.Ledger.index.claims() {
+		if ctx.Err() != nil {
+			return
+		}
+		if !lacksMetadata(p, b, r) {
+			continue
+		}
+		err := p.Ledger.locked(ctx, r, func(now *records.Record) error {
+			if !lacksMetadata(p, b, now) {
+				return nil
+			}
+			if err := p.metadata.Restore(ctx, now); err != nil {
+				return err
+			}
+			p.onSpecRestored(ctx, now.Claim)
+			return nil
+		})
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not restore the device metadata of a claim; retrying at the next reconcile", "claim", r.Claim)
+		}
+	}
+}
+
+// lacksMetadata reports whether device metadata of a prepared claim is missing. That of a former name is written by its plugin if one
+// runs, else soon.
+func lacksMetadata(p *Preparer, b *backend, r *records.Record) bool {
+	if p.metadata == nil || r.State != records.Prepared {
+		return false
+	}
+	_, err := b.cdi.of(r.Driver)
+	return err == nil && !p.metadata.Has(r)
 }
 
 // Unfinished reports whether Recover has something to remove: interrupted preparations, or released devices that could not
@@ -113,11 +152,12 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	return true, nil
 }
 
-// LackSpecs reports whether the spec of a prepared claim is missing. Recover writes it.
+// LackSpecs reports whether the spec or device metadata of a prepared claim is missing. Recover writes it.
 func LackSpecs(p *Preparer) bool {
 	b := p.backend.Load()
 	return b.hardware != nil && slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool {
 		cdi, err := b.cdi.of(r.Driver)
-		return r.State == records.Prepared && len(r.WithEdits()) > 0 && err == nil && !cdi.HasClaim(r.Claim.UID)
+		lacks := r.State == records.Prepared && len(r.WithEdits()) > 0 && err == nil && !cdi.HasClaim(r.Claim.UID)
+		return lacks || lacksMetadata(p, b, r)
 	})
 }

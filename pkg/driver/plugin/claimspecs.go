@@ -20,8 +20,8 @@ const reasonSpecRestored = "CDISpecRestored" // the CDI spec of a claim was miss
 // of an ended claim before its record.
 const specsSettle = time.Second
 
-// claimSpecs restores CDI specs of claims that something else deletes, such as a cleanup script: without its
-// spec a container of the claim cannot restart ("unresolvable CDI devices").
+// claimSpecs restores CDI specs of claims that something else deletes, such as a cleanup script, with their device metadata: without its
+// specs a container of the claim cannot restart ("unresolvable CDI devices").
 type claimSpecs struct {
 	dir    string
 	events *cluster.Events
@@ -48,7 +48,8 @@ func (s *claimSpecs) watch(ctx context.Context) {
 
 // restored reports a restored spec.
 func (s *claimSpecs) restored(ctx context.Context, claim records.Claim) {
-	klog.FromContext(ctx).Info("The CDI spec of a claim was missing; it was written again", "claim", claim, "directory", s.dir)
-	s.events.Warn(reasonSpecRestored, "The CDI spec of claim "+claim.String()+" was missing; it was written again. If this recurs, "+
-		"find out which program deletes files in "+s.dir)
+	klog.FromContext(ctx).Info("The CDI spec or device metadata of a claim was missing; it was written again",
+		"claim", claim, "directory", s.dir)
+	s.events.Warn(reasonSpecRestored, "The CDI spec or device metadata of claim "+claim.String()+" was missing; it was written again. "+
+		"If this recurs, find out which program deletes files in "+s.dir)
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -174,7 +175,8 @@ func replaceFile(path string, data []byte, mode os.FileMode) error {
 }
 
 // sweep removes the metadata of claims without a record on disk, where another process may have prepared them. It removes nothing
-// while a record is corrupt. Prepare waits for it only if there are leftovers.
+// while a record is corrupt, or was set aside and its claim has metadata: the claim may be of a running pod. Unprepare removes that
+// metadata, and Reconcile does if the API server has no such claim. Prepare waits for sweep only if there are leftovers.
 func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 	left, err := m.leftovers(c, driver)
 	if err == nil && len(left) > 0 {
@@ -192,8 +194,20 @@ func (m *metadataFiles) sweep(ctx context.Context, c *Config, driver string) {
 
 // leftovers returns the files and directories of claims without a record, and makes find forget their specs.
 func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
-	all, corrupt, err := records.List(store.Disk{}, filepath.Join(c.nodeDir(), records.ClaimsDir))
+	dir := filepath.Join(c.nodeDir(), records.ClaimsDir)
+	all, corrupt, err := records.List(store.Disk{}, dir)
 	if err != nil || len(corrupt) > 0 {
+		return nil, err
+	}
+	aside, err := records.Aside(store.Disk{}, dir) // listed after the records, which may be set aside meanwhile
+	if err != nil {
+		return nil, err
+	}
+	left, err := metadataOf(c, driver, claims.Under(driver, all))
+	if err != nil || slices.ContainsFunc(left, func(path string) bool {
+		uid, ours := claimOfMetadata(filepath.Base(path), driver)
+		return ours && slices.Contains(aside, uid)
+	}) {
 		return nil, err
 	}
 	m.specsMu.Lock()
@@ -203,11 +217,18 @@ func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
 		uid, ours := strings.CutPrefix(strings.TrimSuffix(of, "_"), begin)
 		return ours && !slices.ContainsFunc(all, func(r *records.Record) bool { return string(r.Claim.UID) == uid })
 	})
-	return metadataOf(c, driver, claims.Under(driver, all))
+	return left, nil
 }
 
 // metadataInfix separates the driver name and the claim's UID in the names of CDI specs.
 const metadataInfix = "_metadata_"
+
+// claimOfMetadata returns the claim of a CDI spec, given its file name or that of an interrupted write of it.
+func claimOfMetadata(name, driver string) (uid types.UID, ours bool) {
+	rest, ours := strings.CutPrefix(strings.TrimPrefix(name, "."), driver+metadataInfix)
+	rest, _, _ = strings.Cut(rest, "_")
+	return types.UID(rest), ours
+}
 
 // removeMetadata removes the device metadata of a driver name.
 func removeMetadata(c *Config, driver string) error {
@@ -243,9 +264,8 @@ func metadataOf(c *Config, driver string, except []*records.Record) ([]string, e
 		return !slices.ContainsFunc(except, func(r *records.Record) bool { return r.Claim.Namespace+"_"+r.Claim.Name == name })
 	})
 	list(c.CDIDir, func(name string) bool { // including leftovers of interrupted writes
-		uid, ours := strings.CutPrefix(strings.TrimPrefix(name, "."), driver+metadataInfix)
-		uid, _, _ = strings.Cut(uid, "_")
-		return ours && !slices.ContainsFunc(except, func(r *records.Record) bool { return string(r.Claim.UID) == uid })
+		uid, ours := claimOfMetadata(name, driver)
+		return ours && !slices.ContainsFunc(except, func(r *records.Record) bool { return r.Claim.UID == uid })
 	})
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("look for device metadata: %w", err)

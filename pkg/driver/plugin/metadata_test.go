@@ -48,8 +48,10 @@ func newMetadataBed(t testing.TB, names ...string) *metadataBed {
 		t.Fatal(err)
 	}
 	client := fake.NewClientset()
+	b.client = client
 	for _, name := range names {
-		if err := client.Tracker().Add(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)},
+		if err := client.Tracker().Add(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name),
+			Annotations: map[string]string{resourceapi.PodResourceClaimAnnotation: "of-template"}},
 			Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -72,6 +74,11 @@ func newMetadataBed(t testing.TB, names ...string) *metadataBed {
 
 func metadataClaim(name string) *drapb.Claim {
 	return &drapb.Claim{Namespace: "ns", Name: name, Uid: "uid-" + name}
+}
+
+// restorer restores the claims' metadata.
+func (b *metadataBed) restorer() claimMetadata {
+	return claimMetadata{kubelet: &b.service.kubelet, client: b.client, inventory: func() *gpu.Node { return nil }, failed: b.metrics.metadataFailures.Inc}
 }
 
 // prepare prepares a claim for some requests with one partition each, and returns the CDI devices of the first.
@@ -159,6 +166,14 @@ func TestMetadata_Sweep(t *testing.T) {
 			return write(b.config.CDIDir, ".gpu.cleave.dev_metadata_uid-x_main.json.123")
 		}, all},
 		"corrupt record": {func(b *metadataBed) error { return write(b.store.Dir(), "uid-a.json") }, all},
+		"corrupt record, set aside": {func(b *metadataBed) error {
+			_, err := b.store.SetAside("uid-a")
+			return err
+		}, all},
+		"set aside, and the claim is gone": {func(b *metadataBed) error {
+			_, err := b.store.SetAside("uid-a")
+			return errors.Join(err, b.restorer().Remove(b.config.DriverName, "uid-a"))
+		}, stays},
 		"another driver": {func(b *metadataBed) error { return write(b.config.CDIDir, another) }, slices.Insert(slices.Clone(all), 2, another)},
 	}
 	for name, tt := range tests {
@@ -177,6 +192,107 @@ func TestMetadata_Sweep(t *testing.T) {
 				t.Errorf("got CDI devices %v after a sweep, want one for metadata", got)
 			}
 		})
+	}
+}
+
+// What something else deletes is written again as it was.
+func TestMetadata_Restore(t *testing.T) {
+	const spec, file = "gpu.cleave.dev_metadata_uid-a_other.json", "gpu.cleave.dev-metadata/ns_a/other/metadata.json"
+	for name, deleted := range map[string][]string{
+		"all": {"*"}, "spec": {spec}, "file": {file}, "directory": {"gpu.cleave.dev-metadata"}, "nothing": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newMetadataBed(t, "a")
+			b.prepare("a", "main", "other/sub")
+			r, err := b.store.Read("uid-a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := b.contents()
+			for _, pattern := range deleted {
+				paths, err := filepath.Glob(filepath.Join(b.config.CDIDir, pattern))
+				if err := errors.Join(err, removeAll(paths)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, want := b.restorer().Has(r), deleted == nil; got != want {
+				t.Errorf("the metadata is complete: %t, want %t", got, want)
+			}
+			if err := b.restorer().Restore(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, b.contents()); diff != "" || !b.restorer().Has(r) {
+				t.Errorf("restored (-want +got):\n%s", diff)
+			}
+			if _, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.files(); len(got) > 0 {
+				t.Errorf("after Unprepare: %v", got)
+			}
+		})
+	}
+}
+
+// contents are those of the files.
+func (b *metadataBed) contents() map[string]string {
+	b.t.Helper()
+	all := map[string]string{}
+	for _, name := range b.files() {
+		path := filepath.Join(b.config.CDIDir, name)
+		if strings.HasPrefix(name, "ns_") {
+			path = filepath.Join(metadataTarget(&b.config, b.config.DriverName), name)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		all[name] = string(data)
+	}
+	return all
+}
+
+func TestMetadata_RestoreFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		spoil func(b *metadataBed, r *records.Record) error
+		says  string
+	}{
+		"claim is gone": {func(_ *metadataBed, r *records.Record) error {
+			r.Claim.Name = "b"
+			return nil
+		}, "not found"},
+		"claim is another": {func(_ *metadataBed, r *records.Record) error {
+			r.Claim.UID = "uid-b"
+			return nil
+		}, "got replaced"},
+		"cannot be written": {func(b *metadataBed, _ *records.Record) error { // no directory
+			return os.WriteFile(filepath.Join(metadataTarget(&b.config, b.config.DriverName), "ns_a"), nil, 0o600)
+		}, "the helper failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newMetadataBed(t, "a")
+			b.prepare("a", "main")
+			r, err := b.store.Read("uid-a")
+			if err := errors.Join(err, removeMetadata(&b.config, b.config.DriverName), tt.spoil(b, r)); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.restorer().Restore(t.Context(), r); err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %v, want an error with %q", err, tt.says)
+			}
+		})
+	}
+}
+
+// The helper writes metadata after the record, as part of the kubelet's call.
+func TestMetadata_BeingWritten(t *testing.T) {
+	b := newMetadataBed(t)
+	r := &records.Record{Driver: b.config.DriverName, Claim: records.Claim{Namespace: "ns", Name: "a", UID: "uid-a"}, Devices: []records.Device{{Request: "main"}}}
+	for _, preparing := range []types.UID{"uid-a", "uid-b"} {
+		_, end := b.service.kubelet.inflight.begin(t.Context(), []types.UID{preparing})
+		if got, want := b.restorer().Has(r), preparing == "uid-a"; got != want {
+			t.Errorf("while %s is prepared: the metadata is complete: %t, want %t", preparing, got, want)
+		}
+		end()
 	}
 }
 

@@ -89,8 +89,9 @@ func (s *service) open(ctx context.Context) error {
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks,
-		Specs:   func(driver string) claims.SpecRemover { return cdi.Remover{Dir: s.config.CDIDir, Driver: driver} },
-		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config),
+		Specs:    func(driver string) claims.SpecRemover { return cdi.Remover{Dir: s.config.CDIDir, Driver: driver} },
+		Metadata: claimMetadata{kubelet: &s.kubelet, client: s.client, inventory: s.names.inventory, failed: s.metrics.metadataFailures.Inc},
+		Sharing:  s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config),
 		API: cluster.Claims{Client: s.client}, Holders: s.holders.of,
 		OnChange:   func() { s.loop.Mark(controller.Partitions) },
 		OnAllocate: func() { s.loop.Mark(controller.Allocations); signal(s.allocated) },
