@@ -41,6 +41,9 @@ type Record struct {
 	// OwnerPod is the pod that the claim was generated for; empty for a claim that pods reference by name, and in records of releases
 	// that did not record it.
 	OwnerPod types.UID `json:"ownerPod,omitempty"`
+	// Unprepared: the kubelet was answered that the claim is unprepared although something is left to release, or its pods are known to
+	// have ended. The same answer is given again. False in records of releases that did not record it.
+	Unprepared bool `json:"unprepared,omitempty"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
 	// Unknown holds the fields of a later release; nil if there are none.

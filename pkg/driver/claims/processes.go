@@ -233,7 +233,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		case isUnseen(err):
 			logger.Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
 			return podsUnseen, nil
-		case r.State == records.Releasing: // the kubelet retries
+		case r.State == records.Releasing || r.Unprepared: // it has been waited for
 			return podsLeft, nil
 		}
 		retry := time.NewTimer(wait)

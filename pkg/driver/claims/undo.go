@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -75,7 +76,7 @@ func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 	if p.Record(claim.UID) == nil {
 		return nil // released meanwhile, and the claim may have been prepared under another name since
 	}
-	return p.release(ctx, claim.UID, pods)
+	return p.release(ctx, claim.UID, pods, true)
 }
 
 // find returns the record of a claim that is prepared under this driver name; nil if there is none.
@@ -125,8 +126,8 @@ func (p Named) recall(ctx context.Context, of records.Claim) (*records.Record, e
 }
 
 // release undoes and removes a claim's record, or marks it if its pods have left processes; the caller holds the
-// locks of its GPUs.
-func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) error {
+// locks of its GPUs. answers means that the kubelet need not call again if this succeeds, see records.Record.Unprepared.
+func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState, answers bool) error {
 	have := p.Ledger.index.get(uid)
 	if have == nil {
 		return nil
@@ -139,27 +140,27 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		if _, err := p.Shares.stop(ctx, b, have); err != nil { // ending an MPS server ends its clients
 			klog.FromContext(ctx).Error(err, "Could not release a share yet; retrying soon", "claim", have.Claim)
 		}
-		return p.markReleasing(have, pods)
+		return p.markReleasing(have, pods, answers)
 	}
 	if len(have.InSpec()) == 0 {
 		return p.forget(have)
 	}
 	if b.hardware == nil && len(have.Partitions()) > 0 {
-		return p.markReleasing(have, pods)
+		return p.markReleasing(have, pods, answers)
 	}
 	gone, err := p.undo(ctx, b, have)
 	if err != nil {
 		have = p.Ledger.index.get(uid)                                  // which says what is gone
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
-		if !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
+		if !have.Unprepared && !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
-			return errors.Join(err, p.markReleasing(have, pods))
+			return errors.Join(err, p.markReleasing(have, pods, false))
 		}
 		// On a GPU that is out of reach, or in a partition that others use, the pod has no process left to wait for; its partitions
 		// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
 		// and until then only shares of the same kind can be allocated on the device.
 		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
-		return p.markReleasing(have, pods)
+		return p.markReleasing(have, pods, answers)
 	}
 	p.Ledger.index.undone(have, gone)
 	return p.forget(have)
@@ -227,7 +228,7 @@ func (p *Preparer) forget(r *records.Record) error {
 
 // markReleasing records that a claim is no longer allocated while its partitions, servers or processes still exist. Pods that
 // have ended are removed from the record: their amounts of a shared device are free then.
-func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
+func (p *Preparer) markReleasing(r *records.Record, pods podsState, answers bool) error {
 	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
 		return err
 	}
@@ -238,7 +239,8 @@ func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
 	if pods != podsLeft {
 		releasing.Pods, releasing.OtherConsumers = nil, false
 	}
-	if r.State == records.Releasing && len(r.Pods) == len(releasing.Pods) && r.OtherConsumers == releasing.OtherConsumers {
+	releasing.Unprepared = r.Unprepared || answers
+	if reflect.DeepEqual(releasing, r) {
 		return nil
 	}
 	if err := p.Ledger.write(releasing); err != nil {
