@@ -233,7 +233,7 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		case isUnseen(err):
 			logger.Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
 			return podsUnseen, nil
-		case r.State == records.Releasing: // the kubelet retries
+		case r.State == records.Releasing || r.Unprepared: // it has been waited for
 			return podsLeft, nil
 		}
 		retry := time.NewTimer(wait)
@@ -249,6 +249,20 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		logger.Error(err, "Pods of an unprepared claim have left processes; its devices are not allocated again before those have ended",
 			"claim", r.Claim, "gpus", r.GPUs())
 		return podsLeft, nil
+	}
+}
+
+// ended returns the state of the processes of a claim's pods now: an error if some are left or may be left. Without pods on record
+// nothing was seen of them.
+func (u users) ended(ctx context.Context, r *records.Record) (podsState, error) {
+	err := u.checkEnded(ctx, r)
+	switch {
+	case err != nil && !isUnseen(err):
+		return podsLeft, err
+	case err != nil || u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers:
+		return podsUnseen, nil
+	default:
+		return podsEnded, nil
 	}
 }
 
@@ -271,7 +285,7 @@ func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error
 
 // checkDeviceIdle is checkIdle for one device; seen means that no process of the claim's pods is running.
 func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
-	if d.AdminAccess || d.Partition != nil {
+	if d.AdminAccess || d.Partition != nil || d.Released {
 		return nil
 	}
 	g, err := locate(b, d)

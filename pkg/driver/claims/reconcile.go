@@ -82,12 +82,13 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 		if err := p.users().checkIdle(ctx, now, true); err != nil {
 			p.onRelease(now.Claim, err)
 			if left := p.users().checkEnded(ctx, now); errors.Is(left, gpu.ErrInUse) {
-				err = errors.Join(err, p.release(ctx, now.Claim.UID, podsLeft)) // so that its devices are tainted
+				err = errors.Join(err, p.release(ctx, now.Claim.UID, podsLeft, false)) // so that its devices are tainted
 			}
 			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 		}
 		klog.FromContext(ctx).Info("Releasing the devices of a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
-		err = p.release(ctx, now.Claim.UID, podsEnded)
+		// Without Processes, nothing is known of those in partitions.
+		err = p.release(ctx, now.Claim.UID, podsEnded, p.processes != nil)
 		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // otherwise Recover continues
 			p.onRelease(now.Claim, err)
 		}
