@@ -89,8 +89,8 @@ func (a *preparation) checkFree() error {
 		}
 		// The current offer: the policy may have changed while waiting for the lock.
 		offer := a.hardware.Node().Offer(g)
-		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want); lies.blocks() && !a.adopt &&
-			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
+		lies := takenPlaces{a.Ledger}.occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want)
+		if lies.blocks() && !a.adopt && !hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
 			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
 				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition)), ErrAllocated}
 		}

@@ -123,3 +123,40 @@ func TestLayout_InTheWayOfAClaim(t *testing.T) {
 	mustPrepare(t, b.Preparer, claim)
 	b.want(nil, list("c"), nil)
 }
+
+// The partition of an earlier layout stays for the claim that was allocated just that, and is what the claim gets.
+func TestLayout_KeptForAClaim(t *testing.T) {
+	at := place(14, 4, 2)
+	shared := policy.NoPlaces(nil)
+	shared.KeepShared(gpu.SharedPlace{Place: at, Share: gpu.MPS}, &policy.Sharing{Shares: 4})
+	another := cutInto(place(5, 0, 4))
+	another.Kept = []gpu.Place{at}
+	for name, tt := range map[string]struct {
+		device string // the end of its name
+		offer  *policy.PartitionOffer
+		rest   []string
+	}{
+		"withdrawn":       {"", policy.NoPlaces([]gpu.Place{at}), nil},
+		"share withdrawn": {"-" + string(gpu.MPS), shared, nil},
+		"on demand":       {"", &policy.PartitionOffer{Mode: policy.OnDemand}, nil},
+		"another layout":  {"", another, list("0 5@0")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			b.lay(balanced)
+			claim := deviceClaim("c", b.name(0, 14, 4)+tt.device)
+			api := &fakeAPI{claims: claimList(claim)}
+			follower := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
+			must(t, follower.List(t.Context()))
+			b.lay(tt.offer)
+			mustPrepare(t, b.Preparer, claim)
+			b.lay(tt.offer)
+			b.want(append(list("0 14@4"), tt.rest...), list("c"), list("c"))
+			b.unprepare("c")
+			api.claims = nil
+			must(t, follower.List(t.Context()))
+			b.lay(tt.offer)
+			b.want(tt.rest, nil, nil)
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
 
@@ -23,6 +24,18 @@ func (t takenPlaces) allocatedAt(gpuDevice string, at gpu.Place) bool {
 			return d.GPU == gpuDevice && !d.AdminAccess && ok && profileID == at.ProfileID && start == at.Placement.Start
 		})
 	})
+}
+
+// occupantOf is the function of that name for a claim that is being prepared, which also gets the partition of an earlier layout that stays
+// for it: each would wait for the other otherwise.
+func (t takenPlaces) occupantOf(all []gpu.Partition, offer *policy.Offer, want extent) occupant {
+	o := occupantOf(all, offer, want)
+	if !o.blocks() || !want.is(*o.partition) || o.partition.CI == nil {
+		return o
+	}
+	at := o.partition.Place()
+	o.offered = t.layout(want.gpu).Has(at) && t.allocatedAt(want.gpu, at)
+	return o
 }
 
 // allocatedInTheWay reports whether a claim has a device that overlaps with the place of a partition to create ahead of claims. A claim

@@ -34,7 +34,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
-	offered := occupantOf(p.unclaimed.of(d.gpu), d.offer, d.extent()).offered // as last seen
+	offered := takenPlaces{p.ledger}.occupantOf(p.unclaimed.of(d.gpu), d.offer, d.extent()).offered // as last seen
 	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
 	if err != nil {
 		return err
