@@ -60,7 +60,7 @@ const (
 	// Preparing: the hardware is being changed, or a change was interrupted. Any of the record's partitions may exist.
 	Preparing State = "preparing"
 	// Releasing: the claim is no longer allocated, but processes of its pods have not ended yet or its partitions have not been
-	// destroyed.
+	// destroyed. Devices of which nothing is left are Released.
 	Releasing State = "releasing"
 )
 
@@ -98,6 +98,9 @@ type Device struct {
 	Witness string `json:"witness,omitempty"`
 	// Share is the claim's share of a shared GPU or partition; nil for exclusive devices and devices with admin access.
 	Share *Share `json:"share,omitempty"`
+	// Released: the claim is being released, and nothing of this device is left, so other claims may have it. It stays on record, as the
+	// API server may have it allocated. False in records of releases that did not record it.
+	Released bool `json:"released,omitempty"`
 	// CDIDeviceIDs are the fully qualified names returned to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }

@@ -143,7 +143,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 	if err := a.checkLeft(ctx, have); err != nil {
 		return nil, err
 	}
-	gone, err := a.Preparer.undo(ctx, a.backend, have)
+	gone, _, err := a.Preparer.undo(ctx, a.backend, have)
 	if err != nil {
 		return nil, err
 	}

@@ -58,25 +58,35 @@ func (e extent) collides(o extent) bool {
 // is reports whether the extent is exactly this partition.
 func (e extent) is(p gpu.Partition) bool { return e.place != nil && *e.place == p.Place() }
 
-// extentsOf returns the extents of a claim's devices on a GPU. Devices with admin access take nothing.
+// extentsOf returns the extents of a claim's devices on a GPU, also of those that are Released: the API server may have them allocated.
+// Devices with admin access take nothing.
 func extentsOf(r *records.Record, gpuDevice string) []extent {
+	return extentsWhere(r, gpuDevice, func(*records.Device) bool { return true })
+}
+
+func extentsWhere(r *records.Record, gpuDevice string, test func(d *records.Device) bool) []extent {
 	var all []extent
 	for i := range r.Devices {
-		if d := &r.Devices[i]; d.GPU == gpuDevice && !d.AdminAccess {
+		if d := &r.Devices[i]; d.GPU == gpuDevice && !d.AdminAccess && test(d) {
 			all = append(all, extentOf(d))
 		}
 	}
 	return all
 }
 
-// takes reports whether a claim's devices overlap with a device, hasShare whether the claim has a share of the same
+// extentsLeft is extentsOf without devices that are Released.
+func extentsLeft(r *records.Record, gpuDevice string) []extent {
+	return extentsWhere(r, gpuDevice, func(d *records.Device) bool { return !d.Released })
+}
+
+// takes reports whether devices that a claim still has overlap with a device, hasShare whether it still has a share of the same
 // device.
 func takes(r *records.Record, want extent) bool {
-	return slices.ContainsFunc(extentsOf(r, want.gpu), want.overlaps)
+	return slices.ContainsFunc(extentsLeft(r, want.gpu), want.overlaps)
 }
 
 func hasShare(r *records.Record, want extent) bool {
-	return slices.ContainsFunc(extentsOf(r, want.gpu), want.shares)
+	return slices.ContainsFunc(extentsLeft(r, want.gpu), want.shares)
 }
 
 func samePlace(a, b gpu.Partition) bool { return a.Place() == b.Place() }

@@ -68,7 +68,8 @@ func (o gpuRecords) partition(s gpu.Shape, owned func(d *records.Device) bool) *
 func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Device) bool) bool {
 	return slices.ContainsFunc(o.all, func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Partitions(), func(other *records.Device) bool {
-			return other.Device == d.Device && samePlace(*other.Partition, *d.Partition) && (other.Partition.Existing || owned(other))
+			return !other.Released && other.Device == d.Device && samePlace(*other.Partition, *d.Partition) &&
+				(other.Partition.Existing || owned(other))
 		})
 	})
 }
@@ -116,7 +117,7 @@ func (o gpuRecords) shared(device string) []sharedBy {
 		}
 		by := sharedBy{record: r}
 		for i := range r.Devices {
-			if d := &r.Devices[i]; d.Device == device && d.Share != nil {
+			if d := &r.Devices[i]; d.Device == device && d.Share != nil && !d.Released {
 				by.add(d.Share)
 			}
 		}
@@ -149,7 +150,9 @@ func intervalOn(r *records.Record, gpuDevice string) string {
 func (o gpuRecords) served(server string) []types.UID {
 	var uids []types.UID
 	for _, r := range o.all {
-		if r.State != records.Releasing && slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Server() == server }) {
+		if r.State != records.Releasing && slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool {
+			return d.Server() == server && !d.Released
+		}) {
 			uids = append(uids, r.Claim.UID)
 		}
 	}

@@ -46,9 +46,11 @@ func (t takenPlaces) promised(gpuDevice string, known []gpu.Partition) (all []gp
 	return all
 }
 
-// recordedAt reports whether a claim with a record has a device that overlaps with a place.
+// recordedAt reports whether a claim with a record has a device that overlaps with a place, or had one that is Released.
 func (t takenPlaces) recordedAt(gpuDevice string, at gpu.Place) bool {
-	return len(t.index.on(gpuDevice, "").taking(extentAt(gpuDevice, at))) > 0
+	return slices.ContainsFunc(t.index.on(gpuDevice, "").all, func(r *records.Record) bool {
+		return slices.ContainsFunc(extentsOf(r, gpuDevice), extentAt(gpuDevice, at).overlaps)
+	})
 }
 
 // LayoutPlaces returns the places in which the layout of a GPU was last offered, in any boot.

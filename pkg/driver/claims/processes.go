@@ -252,6 +252,20 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 	}
 }
 
+// ended returns the state of the processes of a claim's pods now: an error if some are left or may be left. Without pods on record
+// nothing was seen of them.
+func (u users) ended(ctx context.Context, r *records.Record) (podsState, error) {
+	err := u.checkEnded(ctx, r)
+	unseen := isUnseen(err)
+	if err != nil && !unseen {
+		return podsLeft, err
+	}
+	if unseen || u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
+		return podsUnseen, nil
+	}
+	return podsEnded, nil
+}
+
 // isUnseen reports whether the processes of pods cannot be seen at all, because of how the plugin was installed.
 func isUnseen(err error) bool {
 	return errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission)
@@ -271,7 +285,7 @@ func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error
 
 // checkDeviceIdle is checkIdle for one device; seen means that no process of the claim's pods is running.
 func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
-	if d.AdminAccess || d.Partition != nil {
+	if d.AdminAccess || d.Partition != nil || d.Released {
 		return nil
 	}
 	g, err := locate(b, d)

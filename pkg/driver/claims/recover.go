@@ -4,6 +4,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -77,10 +78,15 @@ func noteSession(ctx context.Context, b *backend, r *records.Record) error {
 // removeLeft cleans up after a claim that was interrupted, or released while processes of its pods were left. An interrupted
 // claim may have been prepared before, so its pods may be running.
 func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
-	if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
+	pods, err := p.users().ended(ctx, r)
+	if err != nil {
 		return err
 	}
-	gone, err := p.undo(ctx, b, r)
+	gone, settled, err := p.undo(ctx, b, r)
+	if err != nil && r.Unprepared { // otherwise the claim's pods may not have ended for good
+		settled = p.releasable(ctx, b, r, settled, pods, err)
+		err = errors.Join(err, noteReleased(p.Ledger, p.Ledger.index.get(r.Claim.UID), settled))
+	}
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,9 @@ func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) (kept 
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
-		note(d, s.stopServer(ctx, r.Claim.UID, d))
+		if !d.Released {
+			note(d, s.stopServer(ctx, r.Claim.UID, d))
+		}
 	}
 	return kept, errors.Join(errs...)
 }
@@ -116,11 +118,12 @@ func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Devic
 	return s.retain(ctx, d.Server())
 }
 
-// withInterval lists a record's time slices that request an interval, one per GPU: those of one GPU request the same interval.
+// withInterval lists a record's time slices that request an interval and are not Released, one per GPU: those of one GPU request the
+// same interval.
 func withInterval(r *records.Record) []*records.Device {
 	var found []*records.Device
 	for _, d := range r.Shares(gpu.TimeSlice) {
-		if d.Share.Interval != "" && !slices.ContainsFunc(found, func(o *records.Device) bool { return o.GPU == d.GPU }) {
+		if d.Share.Interval != "" && !d.Released && !slices.ContainsFunc(found, func(o *records.Device) bool { return o.GPU == d.GPU }) {
 			found = append(found, d)
 		}
 	}

@@ -28,7 +28,7 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 		r.State = records.Preparing // the leftover is found by its place
 	}
 	ctx = context.WithoutCancel(ctx) // the changes must be undone even if the kubelet has given up waiting
-	gone, err := a.Preparer.undo(ctx, a.backend, r)
+	gone, _, err := a.Preparer.undo(ctx, a.backend, r)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
@@ -140,27 +140,28 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState, a
 		if _, err := p.Shares.stop(ctx, b, have); err != nil { // ending an MPS server ends its clients
 			klog.FromContext(ctx).Error(err, "Could not release a share yet; retrying soon", "claim", have.Claim)
 		}
-		return p.markReleasing(have, pods, answers)
+		return p.markReleasing(have, pods, answers, nil)
 	}
 	if len(have.InSpec()) == 0 {
 		return p.forget(have)
 	}
 	if b.hardware == nil && len(have.Partitions()) > 0 {
-		return p.markReleasing(have, pods, answers)
+		return p.markReleasing(have, pods, answers, p.releasable(ctx, b, have, settledOf(have, nil, have.InSpec()), pods, nil))
 	}
-	gone, err := p.undo(ctx, b, have)
+	gone, settled, err := p.undo(ctx, b, have)
 	if err != nil {
+		settled = p.releasable(ctx, b, have, settled, pods, err)
 		have = p.Ledger.index.get(uid)                                  // which says what is gone
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
 		if !have.Unprepared && !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
-			return errors.Join(err, p.markReleasing(have, pods, false))
+			return errors.Join(err, p.markReleasing(have, pods, false, nil))
 		}
 		// On a GPU that is out of reach, or in a partition that others use, the pod has no process left to wait for; its partitions
 		// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
 		// and until then only shares of the same kind can be allocated on the device.
 		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
-		return p.markReleasing(have, pods, answers)
+		return p.markReleasing(have, pods, answers, settled)
 	}
 	p.Ledger.index.undone(have, gone)
 	return p.forget(have)
@@ -173,12 +174,12 @@ func isOutOfReach(err error) bool {
 		func(state error) bool { return errors.Is(err, state) })
 }
 
-// undo removes the spec of a record, releases its shares and destroys its partitions, and returns those that no longer exist. The record
-// itself stays: if something is left to do, it says which partitions are gone. The caller holds the locks of its GPUs. A server keeps its
-// partition open, so a partition stays until its share is released.
-func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) (gone []*records.Device, err error) {
+// undo removes the spec of a record, releases its shares and destroys its partitions, and returns those that no longer exist, and the
+// settled devices, of which nothing is left to undo. The record itself stays: if something is left to do, it says which partitions are
+// gone. The caller holds the locks of its GPUs. A server keeps its partition open, so a partition stays until its share is released.
+func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) (gone, settled []*records.Device, err error) {
 	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
-		return nil, err // everything else still exists, as the record says
+		return nil, nil, err // everything else still exists, as the record says
 	}
 	kept, stopped := p.Shares.stop(ctx, b, r)
 	gone, err = p.Partitions.destroy(ctx, b, r, kept)
@@ -188,7 +189,7 @@ func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) (gon
 	if err != nil {
 		err = errors.Join(err, writeGone(p.Ledger, r, gone))
 	}
-	return gone, err
+	return gone, settledOf(r, gone, kept), err
 }
 
 // writeGone notes on the record of a claim which partitions of r no longer exist. If it cannot be written, at least this process knows.
@@ -227,8 +228,8 @@ func (p *Preparer) forget(r *records.Record) error {
 }
 
 // markReleasing records that a claim is no longer allocated while its partitions, servers or processes still exist. Pods that
-// have ended are removed from the record: their amounts of a shared device are free then.
-func (p *Preparer) markReleasing(r *records.Record, pods podsState, answers bool) error {
+// have ended are removed from the record: their amounts of a shared device are free then. So are the settled devices.
+func (p *Preparer) markReleasing(r *records.Record, pods podsState, answers bool, settled []*records.Device) error {
 	if err := p.specs(r.Driver).RemoveClaim(r.Claim.UID); err != nil {
 		return err
 	}
@@ -240,6 +241,7 @@ func (p *Preparer) markReleasing(r *records.Record, pods podsState, answers bool
 		releasing.Pods, releasing.OtherConsumers = nil, false
 	}
 	releasing.Unprepared = r.Unprepared || answers
+	releasing = withReleased(releasing, settled)
 	if reflect.DeepEqual(releasing, r) {
 		return nil
 	}

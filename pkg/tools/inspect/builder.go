@@ -35,7 +35,7 @@ type occupant struct {
 func (b *builder) own(f func(r *records.Record, d *records.Device)) {
 	for _, r := range b.hardware.Records {
 		for i := range r.Devices {
-			if d := &r.Devices[i]; d.GPU == b.view.Device {
+			if d := &r.Devices[i]; d.GPU == b.view.Device && !d.Released {
 				f(r, d)
 			}
 		}

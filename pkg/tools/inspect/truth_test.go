@@ -150,7 +150,9 @@ func TestOfMachine_LayoutPending(t *testing.T) {
 func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m := newMachine(t, "l40s")
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
-	for i, want := range []string{"-, nothing", "-, all"} { // processes are left on the first
+	released := m.claim("dev/b", m.whole(2))
+	released.State, released.Devices[0].Released = records.Releasing, true
+	for i, want := range []string{"-, nothing", "-, all", "-, all"} { // processes are left on the first
 		g := &m.view().GPUs[i]
 		if got := g.AllocatedText() + ", " + g.FreeText(); got != want || (len(g.Notes) == 1) != (i == 0) {
 			t.Errorf("%s: got %s with notes %q, want %s", g.Name, got, g.Notes, want)
