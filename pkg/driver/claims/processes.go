@@ -256,14 +256,14 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 // nothing was seen of them.
 func (u users) ended(ctx context.Context, r *records.Record) (podsState, error) {
 	err := u.checkEnded(ctx, r)
-	switch {
-	case err != nil && !isUnseen(err):
+	unseen := isUnseen(err)
+	if err != nil && !unseen {
 		return podsLeft, err
-	case err != nil || u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers:
-		return podsUnseen, nil
-	default:
-		return podsEnded, nil
 	}
+	if unseen || u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
+		return podsUnseen, nil
+	}
+	return podsEnded, nil
 }
 
 // isUnseen reports whether the processes of pods cannot be seen at all, because of how the plugin was installed.
