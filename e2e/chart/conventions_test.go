@@ -249,7 +249,7 @@ func TestRender_WebhookCertificate(t *testing.T) {
 		}
 	}
 	// On the host network the API server calls an address.
-	for values, want := range map[string][]string{"": nil, "hostNetwork: true, hostAddress: 192.0.2.1, ": {"192.0.2.1"}} {
+	for values, want := range map[string][]string{"": nil, "hostNetwork: true, hostAddress: 192.0.2.1,": {"192.0.2.1"}} {
 		objects := mustRender(t, strings.Replace(everything, "webhook: {", "webhook: {"+values, 1))
 		got, _, err := unstructured.NestedStringSlice(find(objects, "Certificate", "cleave-webhook").Object, "spec", "ipAddresses")
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {

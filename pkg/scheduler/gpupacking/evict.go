@@ -221,7 +221,7 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 			if err != nil || !e.any(c, node) {
 				continue
 			}
-			if one, ok := e.on(ctx, c, q, node); ok && !(onlyShort && one.fits) {
+			if one, ok := e.on(ctx, c, q, node); ok && (!onlyShort || !one.fits) {
 				one.busy = i == 1
 				found = append(found, one)
 			}
