@@ -141,7 +141,7 @@ demo: build image-root $(HELM) ## run the main job on a simulated node and a rea
 # The runner says what runs and how much is left, and runs again, alone, what failed: hack/testrun.
 TESTRUN := go run -trimpath ./hack/testrun $(if $(RUNS),-runs $(RUNS)) $(if $(TESTS),-tests '$(TESTS)')
 .PHONY: test
-test: ## what tells whether it works here: unit tests, and the most important ones on a real Kubernetes; 8 to 9 minutes, 18 the first time
+test: ## what tells whether it works here: unit tests, and the most important ones on a real Kubernetes; 8 to 9 minutes, 17 the first time
 	$(TESTRUN) core
 
 .PHONY: test-all
