@@ -103,7 +103,7 @@ func (w *walk) install(t *testing.T, ctx context.Context) {
 	}
 	files = append(files, "--values values.yaml", "--set nvidiaCompatible=true", "--set policies.excluded.rules[0].exclude=true",
 		"--set 'policyLabels={gpu.cleave.dev/policy,"+configLabel+"}'")
-	run(t, ctx, commands(t, "**3. Install Cleave**"),
+	run(t, ctx, commands(t, "**3. Install Cleave**"), "--set image.repository=REGISTRY/cleave", "", // which values.yaml has
 		"--set-file policies.all-balanced=cleave/policies/all-balanced.yaml", strings.Join(files, " "), "cleave/deviceclasses.yaml", "cleave-device-plugin/deviceclasses.yaml")
 	for _, p := range env.places {
 		must(t, env.client.WaitEvent(ctx, corev1.NamespaceDefault, p.Name(), "GPUConflict", "a device plugin offers GPUs of this node"))
