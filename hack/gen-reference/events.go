@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -67,18 +65,8 @@ type eventSource struct {
 }
 
 func (s *eventSource) parse(root, dir string) error {
-	names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
-	if err != nil {
-		return fmt.Errorf("read the sources of %s: %w", dir, err)
-	}
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
-		if err != nil {
-			return fmt.Errorf("parse %s: %w", name, err)
-		}
+	files, err := parseDir(root, dir)
+	for _, f := range files {
 		for _, d := range f.Decls {
 			switch d := d.(type) {
 			case *ast.FuncDecl:
@@ -90,7 +78,7 @@ func (s *eventSource) parse(root, dir string) error {
 			}
 		}
 	}
-	return nil
+	return err
 }
 
 // constant notes one for a reason.

@@ -64,18 +64,8 @@ func readPlugin(root string) (*pluginSource, error) {
 
 // read adds what the sources of a directory have.
 func (p *pluginSource) read(root, dir string) error {
-	names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
-	if err != nil {
-		return fmt.Errorf("read the sources of %s: %w", dir, err)
-	}
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
-		if err != nil {
-			return fmt.Errorf("parse %s: %w", name, err)
-		}
+	files, err := parseDir(root, dir)
+	for _, f := range files {
 		ast.Inspect(f, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
@@ -88,7 +78,27 @@ func (p *pluginSource) read(root, dir string) error {
 			return true
 		})
 	}
-	return nil
+	return err
+}
+
+// parseDir parses the sources of a directory without its tests.
+func parseDir(root, dir string) ([]*ast.File, error) {
+	names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+	if err != nil {
+		return nil, fmt.Errorf("read the sources of %s: %w", dir, err)
+	}
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			return nil, fmt.Errorf("parse %s: %w", name, err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
 }
 
 // outcome adds a constant that is a value of the label "outcome", with the comment after it.
