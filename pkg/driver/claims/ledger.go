@@ -61,7 +61,7 @@ func Under(driver string, all []*records.Record) []*records.Record {
 	return slices.DeleteFunc(all, func(r *records.Record) bool { return r.Driver != driver })
 }
 
-// isChanging reports whether the MIG mode of a GPU is being changed.
+// isChanging reports whether the MIG mode of a GPU is being changed, or the GPU reset.
 func (l *Ledger) isChanging(device string) bool {
 	_, changing := l.changing.Load(device)
 	return changing

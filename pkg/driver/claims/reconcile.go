@@ -86,9 +86,12 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 			}
 			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 		}
+		pods, err := p.users().ended(ctx, now) // if they cannot be seen, one of them may be what uses a partition
+		if err != nil {
+			return err
+		}
 		klog.FromContext(ctx).Info("Releasing the devices of a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
-		// Without Processes, nothing is known of those in partitions.
-		err = p.release(ctx, now.Claim.UID, podsEnded, p.processes != nil)
+		err = p.release(ctx, now.Claim.UID, pods, pods == podsEnded)
 		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // otherwise Recover continues
 			p.onRelease(now.Claim, err)
 		}

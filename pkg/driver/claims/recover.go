@@ -28,6 +28,10 @@ func (p *Preparer) Recover(ctx context.Context) {
 		if r.State == records.Prepared && len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
 			continue
 		}
+		// Nobody who has a Released GPU waits for the reset of another GPU of the claim.
+		if slices.ContainsFunc(r.GPUs(), p.Ledger.isChanging) {
+			continue
+		}
 		if err := p.recoverClaim(ctx, b, r); err != nil {
 			logger.Error(err, "Could not recover a claim; retrying at the next reconcile", "claim", r.Claim)
 		}

@@ -36,7 +36,7 @@ func settledOf(r *records.Record, gone, kept []*records.Device) []*records.Devic
 // everything else that the claim had, but for a partition that was destroyed; of whole GPUs, the driver has to list no process either.
 func (p *Preparer) releasable(ctx context.Context, b *backend, r *records.Record, settled []*records.Device, pods podsState,
 	err error) []*records.Device {
-	if pods == podsEnded && p.processes != nil {
+	if pods == podsEnded {
 		return settled
 	}
 	unknown := pods == podsLeft || b.hardware == nil || errors.As(err, new(*InUseError))

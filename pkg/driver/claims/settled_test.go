@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -132,16 +133,54 @@ func TestUnprepare_OtherGPUsOfPodThatRuns(t *testing.T) {
 	})
 }
 
+// hiddenProcesses are those of pods that the plugin cannot see.
+type hiddenProcesses struct{}
+
+func (hiddenProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error) {
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	return nil, processes.ErrHidden
+}
+
+func (hiddenProcesses) OfClaim(context.Context, string, string) ([]int, error) {
+	return nil, processes.ErrHidden
+}
+
+// The remedy for a lost GPU is a reset. Those who have the claim's other GPUs meanwhile do not wait for it.
+func TestRecover_OtherGPUsAreFreeDuringReset(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0), b.name(1, 14, 4))
+	b.lose(1)
+	b.unprepare("a")
+	b.Ledger.changing.Store(b.name(1), true)
+	held, err := b.Ledger.lockFor(t.Context(), "", list(b.name(1)))
+	must(t, err)
+	defer held.Release()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b.Recover(ctx)
+	must(t, ctx.Err())
+}
+
 // Processes of pods are not seen. One in a partition of the claim may be its pod's, which may then use the claim's other GPUs, too; so may
 // one that the driver lists there.
 func TestUnprepare_OtherGPUsMayBeInUse(t *testing.T) {
-	for name, run := range map[string]func(b *simBed, devices []records.Device){
-		"in a partition": func(b *simBed, devices []records.Device) { b.run(2, 4711, devices[2].Partition) },
-		"on the GPU":     func(b *simBed, _ []records.Device) { b.run(0, 4711, nil) },
+	inPartition := func(b *simBed, devices []records.Device) { b.run(2, 4711, devices[2].Partition) }
+	onGPU := func(b *simBed, _ []records.Device) { b.run(0, 4711, nil) }
+	for name, tt := range map[string]struct {
+		seen Processes
+		run  func(b *simBed, devices []records.Device)
+	}{
+		"in a partition":         {nil, inPartition},
+		"on the GPU":             {nil, onGPU},
+		"hidden, in a partition": {hiddenProcesses{}, inPartition},
+		"hidden, on the GPU":     {hiddenProcesses{}, onGPU},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
-			run(b, b.prepare("a", b.name(0), b.name(1, 14, 4), b.name(2, 14, 4)))
+			b.processes = tt.seen
+			tt.run(b, b.prepare("a", b.name(0), b.name(1, 14, 4), b.name(2, 14, 4)))
 			b.lose(1)
 			b.unprepare("a")
 			b.wantTaken("after Unprepare")
