@@ -51,5 +51,5 @@ func (s *claimSpecs) restored(ctx context.Context, claim records.Claim) {
 	klog.FromContext(ctx).Info("The CDI spec or device metadata of a claim was missing; it was written again",
 		"claim", claim, "directory", s.dir)
 	s.events.Warn(reasonSpecRestored, "The CDI spec or device metadata of claim "+claim.String()+" was missing; it was written again. "+
-		"If this recurs, find out which program deletes files in "+s.dir)
+		"It may not have been written when the claim was prepared. If this recurs, find out which program deletes files in "+s.dir)
 }

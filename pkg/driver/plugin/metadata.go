@@ -162,7 +162,10 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 		return err
 	}
 	_, err = f.Write(data)
-	return errors.Join(err, f.Chmod(mode), f.Close())
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil { // it must not be taken for complete
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
 }
 
 // replaceFile replaces a file atomically. It does not sync, which would slow down Prepare: no file is needed after a power loss,

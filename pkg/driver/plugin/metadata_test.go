@@ -78,7 +78,7 @@ func metadataClaim(name string) *drapb.Claim {
 
 // restorer restores the claims' metadata.
 func (b *metadataBed) restorer() claimMetadata {
-	return claimMetadata{kubelet: &b.service.kubelet, client: b.client, inventory: func() *gpu.Node { return nil }, failed: b.metrics.metadataFailures.Inc}
+	return claimMetadata{kubelet: &b.service.kubelet, client: b.client, inventory: func() *gpu.Node { return nil }}
 }
 
 // prepare prepares a claim for some requests with one partition each, and returns the CDI devices of the first.
@@ -200,6 +200,7 @@ func TestMetadata_Restore(t *testing.T) {
 	const spec, file = "gpu.cleave.dev_metadata_uid-a_other.json", "gpu.cleave.dev-metadata/ns_a/other/metadata.json"
 	for name, deleted := range map[string][]string{
 		"all": {"*"}, "spec": {spec}, "file": {file}, "directory": {"gpu.cleave.dev-metadata"}, "nothing": nil,
+		"contents": nil, // it was being written when the plugin was killed
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newMetadataBed(t, "a")
@@ -215,7 +216,12 @@ func TestMetadata_Restore(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got, want := b.restorer().Has(r), deleted == nil; got != want {
+			if name == "contents" {
+				if err := os.Truncate(filepath.Join(b.config.CDIDir, file), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, want := b.restorer().Has(r), name == "nothing"; got != want {
 				t.Errorf("the metadata is complete: %t, want %t", got, want)
 			}
 			if err := b.restorer().Restore(t.Context(), r); err != nil {

@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -32,8 +35,6 @@ type claimMetadata struct {
 	client  kubernetes.Interface
 	// inventory returns the node's GPUs.
 	inventory func() *gpu.Node
-	// failed is called for each failed write.
-	failed func()
 }
 
 // Has reports whether a claim's metadata is complete, or is being written by a call in flight: the helper writes it after the record.
@@ -42,14 +43,15 @@ func (m claimMetadata) Has(r *records.Record) bool {
 	return !m.lacks(r) || slices.ContainsFunc(m.kubelet.inflight.now(), prepares)
 }
 
-// lacks reports whether a file of a claim's metadata is certainly missing.
+// lacks reports whether a file of a claim's metadata is certainly missing. One whose writer was killed is empty.
 func (m claimMetadata) lacks(r *records.Record) bool {
 	c := m.kubelet.config
 	return slices.ContainsFunc(r.Devices, func(d records.Device) bool {
 		request := resourceclaim.BaseRequestRef(d.Request)
 		spec := filepath.Join(c.CDIDir, r.Driver+metadataInfix+string(r.Claim.UID)+"_"+request+".json")
 		file := filepath.Join(c.PluginsDir, r.Driver, metadataDir, r.Claim.Namespace+"_"+r.Claim.Name, request, "metadata.json")
-		return errors.Join(absent(spec), absent(file)) != nil
+		info, err := os.Stat(file)
+		return absent(spec) != nil || errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0
 	})
 }
 
@@ -67,6 +69,7 @@ func (m claimMetadata) Restore(ctx context.Context, r *records.Record) error {
 		return err
 	}
 	listener := bufconn.Listen(records.MaxSize)
+	var failed atomic.Bool
 	helper, err := kubeletplugin.Start(ctx, recorded{devices: toKubelet(r.Devices, m.inventory())}, append([]kubeletplugin.Option{
 		kubeletplugin.DriverName(r.Driver),
 		kubeletplugin.KubeClient(m.client),
@@ -75,7 +78,7 @@ func (m claimMetadata) Restore(ctx context.Context, r *records.Record) error {
 		kubeletplugin.RegistrationService(false),
 		kubeletplugin.HealthService(false),
 		kubeletplugin.Serialize(false),
-	}, m.kubelet.metadata.options(ctx, c, r.Driver, m.failed)...)...)
+	}, m.kubelet.metadata.options(ctx, c, r.Driver, func() { failed.Store(true) })...)...)
 	if err != nil {
 		return fmt.Errorf("start a helper that writes device metadata: %w", err)
 	}
@@ -91,7 +94,7 @@ func (m claimMetadata) Restore(ctx context.Context, r *records.Record) error {
 		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claim}}); err != nil {
 		return fmt.Errorf("write device metadata: %w", err)
 	}
-	if m.lacks(r) {
+	if failed.Load() || m.lacks(r) {
 		return errors.New("write device metadata: the helper failed and has logged why")
 	}
 	return nil

@@ -90,7 +90,7 @@ func (s *service) open(ctx context.Context) error {
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks,
 		Specs:    func(driver string) claims.SpecRemover { return cdi.Remover{Dir: s.config.CDIDir, Driver: driver} },
-		Metadata: claimMetadata{kubelet: &s.kubelet, client: s.client, inventory: s.names.inventory, failed: s.metrics.metadataFailures.Inc},
+		Metadata: claimMetadata{kubelet: &s.kubelet, client: s.client, inventory: s.names.inventory},
 		Sharing:  s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config),
 		API: cluster.Claims{Client: s.client}, Holders: s.holders.of,
 		OnChange:   func() { s.loop.Mark(controller.Partitions) },
