@@ -31,12 +31,13 @@ type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	name string
 	err  error
-	hang bool // it answers when nobody waits any more
+	hang bool // it ends a call when nobody waits any more
 }
 
 func (r registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if r.hang {
 		<-ctx.Done()
+		return nil, ctx.Err() // an answer might just be in time
 	}
 	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: r.name, SupportedVersions: []string{"v1.DRAPlugin"}}, r.err
 }
