@@ -3,6 +3,8 @@
 package chart
 
 import (
+	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -167,7 +169,7 @@ func TestNotes_FirstPod(t *testing.T) {
 }
 
 // TestWebhook_KeepsCertificate: with a cluster the chart takes the certificate that is there if it is for the host that the API server
-// calls, and makes one else.
+// calls, and makes one else. Pods that run with the one before are called until they have the new one.
 func TestWebhook_KeepsCertificate(t *testing.T) {
 	const annotation, service, address = "gpu.cleave.dev/certificate-hosts", "cleave-webhook." + namespace + ".svc", "192.0.2.1"
 	const values, onHost = "webhook: {enabled: true}", "webhook: {enabled: true, hostNetwork: true, hostAddress: " + address + "}"
@@ -205,6 +207,11 @@ func TestWebhook_KeepsCertificate(t *testing.T) {
 		out := dryRun(t, apiServer(t, objects), tt.values)
 		if kept, made := strings.Contains(out, "caBundle: YXV0aG9yaXR5"), strings.Contains(out, "caBundle: LS0t"); kept != tt.kept || made == tt.kept {
 			t.Errorf("%s: the certificate is kept: %t, made anew: %t", name, kept, made)
+		}
+		_, bundle, _ := strings.Cut(out, "caBundle: ")
+		trusted, err := base64.StdEncoding.DecodeString(strings.Fields(bundle + " none")[0])
+		if before := bytes.HasSuffix(trusted, []byte("authority")); err != nil || before != (tt.have != nil) {
+			t.Errorf("%s: pods that run are trusted: %t (%v)", name, before, err)
 		}
 		if want := annotation + ": \"" + tt.hosts + "\"\n"; !strings.Contains(out, want) {
 			t.Errorf("%s: there is no %s", name, want)
