@@ -343,7 +343,8 @@ func (c Client) WaitEstablished(ctx context.Context, definition string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return Until(ctx, definition+" to be established", func(ctx context.Context) (bool, string, error) {
-		out, err := c.Kubectl(ctx, "", "get", "crd", definition, "-o", `jsonpath={.status.conditions[?(@.type=="Established")].status}`)
+		out, err := c.Kubectl(ctx, "", "get", "crd", definition, "-o",
+			`go-template={{range .status.conditions}}{{if eq .type "Established"}}{{.status}}{{end}}{{end}}`) // there may be none yet
 		return out == "True", out, err
 	})
 }
