@@ -43,9 +43,10 @@ func typeOf(class string) string {
 	}
 }
 
-// The most that a request can ask of any GPU. No GPU has 2 TiB of memory.
-var mostMemory = resource.MustParse("2Ti")
+// MostMemory is the most memory that a request can ask of any GPU: none has 2 TiB. It must not be changed.
+var MostMemory = resource.MustParse("2Ti")
 
+// mostCores is the most of a GPU's cores, in percent, that a request can ask for.
 const mostCores = 100
 
 // mostOf is the most of a capacity that a device of a type can have; nil where it has none of that name, not known where any
@@ -54,7 +55,7 @@ func mostOf(deviceType, capacity string) (most *resource.Quantity, known bool) {
 	number := func(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
 	switch capacity {
 	case "memory":
-		return &mostMemory, true
+		return &MostMemory, true
 	case "cores":
 		if deviceType == typeMPS || deviceType == typeMIGMPS {
 			return number(mostCores), true
@@ -216,8 +217,8 @@ func (r Rules) misfit(c *configuration, of *choice) *field.Error {
 		return nil
 	}
 	at := c.path.Child("mps", "pinnedDeviceMemoryLimit")
-	if limit.Cmp(mostMemory) > 0 {
-		return field.Invalid(at, limit.String(), fmt.Sprintf("no GPU has more than %s", &mostMemory))
+	if limit.Cmp(MostMemory) > 0 {
+		return field.Invalid(at, limit.String(), fmt.Sprintf("no GPU has more than %s", &MostMemory))
 	}
 	if memory := of.asks(r.Driver, "memory"); memory != nil && memory.Cmp(*limit) < 0 {
 		return field.Invalid(at, limit.String(),

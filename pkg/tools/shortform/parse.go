@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/cleave-dra/cleave/pkg/tools/admission"
 	"github.com/cleave-dra/cleave/pkg/tools/suggest"
 )
 
@@ -207,6 +208,9 @@ func (p *parser) memory(words []string) error {
 	const least = 1 << 20 // who writes 40 means GiB
 	if q.CmpInt64(least) < 0 {
 		return fmt.Errorf("%q: %s is less than 1Mi: did you mean %q?", said, amount, "memory >= "+amount+"Gi")
+	}
+	if q.Cmp(admission.MostMemory) > 0 {
+		return fmt.Errorf("%q: no GPU has more memory than %s", said, &admission.MostMemory)
 	}
 	p.form.Memory = &q
 	return nil

@@ -71,6 +71,7 @@ func TestParse_Errors(t *testing.T) {
 		"1 gpu, memory >= many":            "\"many\" is not an amount: expected is one such as 40Gi",
 		"1 gpu, memory >= -1Gi":            "\"-1gi\" is not an amount",
 		"1 gpu, memory >= 1e99999":         "\"1e99999\" is not an amount", // with more digits, a comparison would take for ever
+		"1 gpu, memory >= 10000g":          `"memory >= 10000g": no GPU has more memory than 2Ti`,
 		"1 gpu, memory >= 40":              `40 is less than 1Mi: did you mean "memory >= 40Gi"?`,
 		"1 gpu, memory >= 1Gi, memory>= 2": "memory is there twice",
 		"1 gpu, memroy >= 1Gi":             `is not known`,
