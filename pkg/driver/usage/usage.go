@@ -284,6 +284,9 @@ func (c *count) sharesFree(s gpu.Shape, each func(policy.Cut) int64) int64 {
 			}
 			return 0
 		}
+		if d.Share == nil { // noted while the GPU was unknown
+			return 0
+		}
 		free -= d.Share.Shares
 		memory -= d.Share.Memory
 		cores -= d.Share.Cores

@@ -163,6 +163,8 @@ func TestOf_SharedPartitions(t *testing.T) {
 			recordOf(g, "a", of("3g.40gb", 4, 1, 20*gib, 12)), recordOf(g, "b", of("3g.40gb", 4, 1, 19*gib, 12)),
 		}, full},
 		"the whole GPU": {[]*records.Record{recordOf(g, "a", whole(g))}, Tier{Tier: TierMIGMPS, Devices: 9, Shares: 42}},
+		"noted before the GPU was known": {
+			[]*records.Record{recordOf(g, "a", records.Device{Device: of("3g.40gb", 4, 0, 0, 0).Device})}, Tier{Tier: TierMIGMPS, Devices: 9, Shares: 42}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
