@@ -115,11 +115,11 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(names)
 }
 
-// EndsWithReset reports whether of a claim that has ended nothing but partitions is left on a GPU, and no process of its pods. A reset of
-// the GPU ends these.
+// EndsWithReset reports whether of a claim that has ended nothing but partitions and shares is left on a GPU, and no process of its pods. A
+// reset of the GPU ends partitions. The time slices and the compute mode of a GPU that has failed may be restored only after its reset.
 func (r *Record) EndsWithReset(gpuDevice string) bool {
 	return r.State != Prepared && len(r.Pods) == 0 && !r.OtherConsumers && !slices.ContainsFunc(r.Devices, func(d Device) bool {
-		return d.GPU == gpuDevice && (d.Partition == nil || d.AdminAccess || d.Share != nil && d.Share.Kind == gpu.MPS)
+		return d.GPU == gpuDevice && !d.Released && (d.AdminAccess || d.Partition == nil && d.Share == nil)
 	})
 }
 

@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/golden"
 )
 
@@ -66,5 +68,34 @@ func TestRecordGPUs(t *testing.T) {
 	r := &Record{Devices: []Device{{GPU: "c"}, {GPU: "a"}, {GPU: "c"}, {GPU: "b"}}}
 	if diff := cmp.Diff([]string{"a", "b", "c"}, r.GPUs()); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+}
+
+func TestRecord_EndsWithReset(t *testing.T) {
+	for name, tt := range map[string]struct {
+		device Device
+		want   bool
+	}{
+		"whole":              {Device{}, false},
+		"whole, released":    {Device{Released: true}, true},
+		"observed":           {Device{AdminAccess: true}, false},
+		"partition":          {Device{Partition: &gpu.Partition{}}, true},
+		"observed partition": {Device{AdminAccess: true, Partition: &gpu.Partition{}}, false},
+		"time slices":        {Device{Share: &Share{Kind: gpu.TimeSlice, Interval: "Long"}}, true},
+		"MPS":                {Device{Share: &Share{Kind: gpu.MPS}}, true},
+		"MPS of a partition": {Device{Share: &Share{Kind: gpu.MPS}, Partition: &gpu.Partition{}}, true},
+	} {
+		tt.device.GPU = "a"
+		r := &Record{State: Releasing, Devices: []Device{tt.device, {GPU: "b"}}}
+		if got := r.EndsWithReset("a"); got != tt.want {
+			t.Errorf("%s: got %t, want %t", name, got, tt.want)
+		}
+		r.Pods = []types.UID{"pod"}
+		if r.EndsWithReset("a") {
+			t.Errorf("%s: it ends with processes of a pod", name)
+		}
+		if r.Pods, r.State = nil, Prepared; r.EndsWithReset("a") {
+			t.Errorf("%s: it ends although the claim has not", name)
+		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 // destroyed before, unless the driver does that only after the reset, as on a GPU that has failed. Nil has nothing.
 type ending struct {
 	partitions *Partitions
-	// claims are the records of claims of which only partitions are left.
+	// claims are the records of claims of which nothing is left that a reset waits for.
 	claims []*records.Record
 }
 

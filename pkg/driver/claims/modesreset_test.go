@@ -119,3 +119,29 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 		})
 	}
 }
+
+// Of a claim whose pod has ended, the driver takes back neither the interval of a GPU that has failed nor the compute mode that MPS needs.
+// Both wait for the reset. Nor does that of the claim's other GPU wait for them.
+func TestModes_ResetEndsShares(t *testing.T) {
+	for share, call := range map[string]string{"-timeslice!Long": "SetTimeSlice", "-mps": "StopMPS"} {
+		t.Run(call, func(t *testing.T) {
+			b := newModeBed(t)
+			b.offers[0] = sharedNode().Offers[0]
+			b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+			b.prepare("c", b.name(0)+share, b.name(1))
+			b.sharing.err = failing("before "+call, gpu.ErrResetRequired)
+			b.unprepare("c")
+			count := b.resets()
+			must(t, b.reset(1, "other"))
+			must(t, b.reset(0, "first"))
+			if r := b.Ledger.Record("c"); *count != 2 || r == nil {
+				t.Fatalf("%d resets, want two; the record of the claim is %v, want it for what is left", *count, r)
+			}
+			b.sharing.err = nil
+			b.Recover(t.Context())
+			if r := b.Ledger.Record("c"); r != nil || b.sharing.interval(b.name(0)) != "" || len(b.sharing.served(b.name(0))) > 0 {
+				t.Errorf("left: record %v, interval %q, claims of MPS %v", r, b.sharing.interval(b.name(0)), b.sharing.served(b.name(0)))
+			}
+		})
+	}
+}

@@ -64,8 +64,8 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
 }
 
-// manyClients is the number of MPS clients above which each may have only two connections (NVIDIA MPS documentation,
-// "Limitations": 60 clients with CUDA_DEVICE_MAX_CONNECTIONS=2).
+// manyClients is the number of MPS clients above which none may have more than the two connections of the default: a server takes 60
+// with these, and fewer with more (NVIDIA MPS documentation, "Client-Server Connection Limits", CUDA_DEVICE_MAX_CONNECTIONS).
 const manyClients = 48
 
 // wholeGPU is all multiprocessors of a GPU, in percent.

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -76,6 +77,21 @@ func TestShares_IntervalCannotBeReset(t *testing.T) {
 	b.want("record b", "spec b", "record c", "spec c", "interval 0 Short")
 	b.unprepare("c")
 	b.want("record b", "spec b")
+}
+
+// A GPU that was removed or replaced stays in the inventory while a claim has it. Its interval is gone; that of one that is lost is not.
+func TestShares_IntervalOfGPUThatIsGone(t *testing.T) {
+	for err, left := range map[error][]string{
+		gpu.ErrAbsent: {"interval 0 Long"}, gpu.ErrReplaced: {"interval 0 Long"}, gpu.ErrLost: {"record a releasing", "interval 0 Long"},
+	} {
+		b := newBed(t)
+		b.prepare("a", sliceOf(0, 80).at("Long"))
+		b.sharing.err = failing("before SetTimeSlice", errDown)
+		b.hardware.verify = func(context.Context, *gpu.GPU) error { return err }
+		b.unprepare("a")
+		b.Recover(t.Context())
+		b.want(left...)
+	}
 }
 
 func TestShares_ServerAndSpecLost(t *testing.T) {

@@ -97,7 +97,9 @@ func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) (kept 
 	}
 	for _, d := range withInterval(r) {
 		if by, _ := s.ledger.index.on(d.GPU, r.Claim.UID).paced(); len(by) == 0 {
-			note(d, s.setInterval(ctx, b, d, string(v1alpha1.IntervalDefault)))
+			if err := s.setInterval(ctx, b, d, string(v1alpha1.IntervalDefault)); !takenOut(err) {
+				note(d, err)
+			}
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
@@ -144,5 +146,9 @@ func (s *Shares) setInterval(ctx context.Context, b *backend, d *records.Device,
 	case s.sharing == nil:
 		return errNoSharing
 	}
-	return s.sharing.SetTimeSlice(ctx, g, interval)
+	err = s.sharing.SetTimeSlice(ctx, g, interval)
+	if err != nil && !errors.Is(err, gpu.ErrHangs) {
+		err = errors.Join(err, b.hardware.VerifyGPU(ctx, g)) // an allocated GPU stays in the inventory when it is removed or replaced
+	}
+	return err
 }

@@ -307,7 +307,7 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ",
 // claimsUsing are the claims that have devices of a GPU, in order of records.
 type claimsUsing struct {
 	claims, admin []string
-	// releasing have ended, but their devices are not released yet. Of those in ending only partitions are left, which end with a reset.
+	// releasing have ended, but their devices are not released yet. Of those in ending only what a reset does not wait for is left.
 	releasing, ending []string
 }
 

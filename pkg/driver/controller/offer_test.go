@@ -182,3 +182,19 @@ func TestDesired_SharedFirst(t *testing.T) {
 		}
 	}
 }
+
+// A device of which nothing is left is nobody's, although the rest of its claim keeps it on record.
+func TestFreeGPUs_Released(t *testing.T) {
+	b := newBed(t, "a30")
+	g := &b.Inventory.GPUs[0]
+	slice := gpu.Shape{GPU: g, Share: gpu.TimeSlice}
+	for _, released := range []bool{false, true} {
+		all := []*records.Record{{State: records.Releasing, Devices: []records.Device{
+			{GPU: b.device(0), Device: slice.Name(), Share: &records.Share{Kind: gpu.TimeSlice}, Released: released},
+		}}}
+		free, claims := freeGPUs(all)(g), shareClaims(all)(slice)
+		if free != released || (claims == 0) != released {
+			t.Errorf("released: %t: the GPU is free: %t, and %d claims share it", released, free, claims)
+		}
+	}
+}

@@ -104,18 +104,29 @@ func TestDesired_ResetFails(t *testing.T) {
 	}
 }
 
-// A reset waits for the pods of a claim, and not for a partition that is left of it: the driver of a failed GPU destroys none before.
+// A reset waits for the pods of a claim, and not for what is left of it: the driver of a failed GPU undoes nothing before, and other GPUs
+// may take long.
 func TestDesired_ResetEndsPartitions(t *testing.T) {
-	b := newModeBed(t)
-	left := &records.Record{State: records.Releasing, Pods: []types.UID{"pod"}, Claim: records.Claim{Namespace: "ns", Name: "a", UID: "a"},
-		Devices: []records.Device{{GPU: b.device(2), Device: b.device(2) + "-mig-5-0", Partition: &gpu.Partition{}}}}
-	b.Allocations = []*records.Record{left}
-	b.request(b.device(2))
-	b.after(time.Hour)
-	b.wantOrder("with processes of the pod", "")
-	left.Pods = nil
-	b.step(Allocations)
-	b.wantOrder("with a partition", "2 reset")
+	for name, d := range map[string]records.Device{
+		"partition":   {Partition: &gpu.Partition{}},
+		"time slices": {Share: &records.Share{Kind: gpu.TimeSlice, Interval: "Long"}},
+		"MPS":         {Share: &records.Share{Kind: gpu.MPS}},
+		"released":    {Released: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newModeBed(t)
+			d.GPU, d.Device = b.device(2), b.device(2)
+			left := &records.Record{State: records.Releasing, Pods: []types.UID{"pod"}, Claim: records.Claim{Namespace: "ns", Name: "a", UID: "a"},
+				Devices: []records.Device{d, {GPU: b.device(3), Device: b.device(3)}}}
+			b.Allocations = []*records.Record{left}
+			b.request(b.device(2))
+			b.after(time.Hour)
+			b.wantOrder("with processes of the pod", "")
+			left.Pods = nil
+			b.step(Allocations)
+			b.wantOrder("without", "2 reset")
+		})
+	}
 }
 
 func TestDesired_ResetOfNoGPU(t *testing.T) {

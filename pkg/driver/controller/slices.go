@@ -139,12 +139,12 @@ func SpecTaints(node *policy.Node, incomplete map[string]error) []nodeslices.Tai
 	return taints
 }
 
-// freeGPUs reports whether no device of a GPU is allocated. Admin access is no allocation.
+// freeGPUs reports whether no device of a GPU is allocated. Admin access is no allocation, nor is a device that is Released.
 func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
 	allocated := map[string]bool{}
 	for _, r := range all {
 		for i := range r.Devices {
-			if d := &r.Devices[i]; !d.AdminAccess {
+			if d := &r.Devices[i]; !d.AdminAccess && !d.Released {
 				allocated[d.GPU] = true
 			}
 		}
@@ -157,7 +157,7 @@ func shareClaims(all []*records.Record) func(gpu.Shape) int {
 	claims := map[string]int{}
 	for _, r := range all {
 		for i := range r.Devices {
-			if d := &r.Devices[i]; !d.AdminAccess && d.Share != nil && !d.Share.Exclusive {
+			if d := &r.Devices[i]; !d.AdminAccess && !d.Released && d.IsShared() {
 				claims[d.Device]++
 			}
 		}

@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -49,6 +50,16 @@ func TestFindLibrary_FirstRoot(t *testing.T) {
 		got, err = find(Options{DriverRoot: empty, OtherRoots: []string{second}, LibraryPath: want})
 		if err != nil || len(got) != 1 || got[0] != (candidate{want, second}) {
 			t.Errorf("links %t, given: got %v, %v, want %s of %s", linked, got, err, want, second)
+		}
+		stale := func(_ context.Context, path string) error {
+			if path == want {
+				return errors.New("of another release than the kernel module")
+			}
+			return nil
+		}
+		root, err := FindRoot(t.Context(), Options{DriverRoot: empty, OtherRoots: []string{first, second}, Probe: stale})
+		if err != nil || root != second {
+			t.Errorf("links %t: got root %s, %v, want that of the running driver, %s", linked, root, err, second)
 		}
 	}
 }

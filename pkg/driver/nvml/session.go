@@ -111,6 +111,16 @@ func FindLibrary(opts Options) (string, error) {
 	return found[0].path, nil
 }
 
+// FindRoot returns the root of the running driver.
+func FindRoot(ctx context.Context, opts Options) (string, error) {
+	found, err := find(opts)
+	if err != nil {
+		return "", err
+	}
+	chosen, err := choose(ctx, found, opts.Probe)
+	return chosen.root, err
+}
+
 // find lists the libraries with their driver roots, in the order of the roots. Without an error there is at least one.
 func find(opts Options) ([]candidate, error) {
 	roots := append([]string{cmp.Or(opts.DriverRoot, "/")}, opts.OtherRoots...)

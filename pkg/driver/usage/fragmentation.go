@@ -29,7 +29,7 @@ func Fragmentation(node *policy.Node, all []*records.Record) float64 {
 	for _, r := range all {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			if device, ok := at[d.Device]; ok && !d.AdminAccess {
+			if device, ok := at[d.Device]; ok && !d.AdminAccess && !d.Released {
 				state.Allocate(packing.Use{Device: device, Amounts: amounts(d)})
 			}
 		}

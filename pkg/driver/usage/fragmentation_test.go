@@ -64,6 +64,10 @@ func TestFragmentation_AsOfSlices(t *testing.T) {
 		if check("a whole GPU") != 0 {
 			t.Errorf("%s is fragmented by a whole GPU", model)
 		}
+		released := share(&node.GPUs[1], gpu.TimeSlice, 1, 10*gib, 0)
+		released.Released = true
+		all = append(all, recordOf(&node.GPUs[1], "released", released))
+		check("a share that is released")
 		allocate(1, share(&node.GPUs[1], gpu.TimeSlice, 1, 10*gib, 0))
 		if check("a share") == 0 {
 			t.Errorf("%s is not fragmented by a share", model)

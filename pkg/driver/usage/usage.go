@@ -61,7 +61,8 @@ func (t *Tier) IsShared() bool {
 	return t.Tier != v1alpha1.TierExclusive && t.Tier != v1alpha1.TierMIG
 }
 
-// Of computes usage from published devices, their taints, and the records of claims. Claims with admin access are not counted.
+// Of computes usage from published devices, their taints, and the records of claims. Claims with admin access are not counted, nor are
+// devices that are Released.
 func Of(node *policy.Node, taints []nodeslices.Taint, all []*records.Record) []GPU {
 	closed := map[string]bool{}
 	for _, t := range taints {
@@ -70,7 +71,7 @@ func Of(node *policy.Node, taints []nodeslices.Taint, all []*records.Record) []G
 	byGPU := map[string][]*records.Device{}
 	for _, r := range all {
 		for i := range r.Devices {
-			if d := &r.Devices[i]; !d.AdminAccess {
+			if d := &r.Devices[i]; !d.AdminAccess && !d.Released {
 				byGPU[d.GPU] = append(byGPU[d.GPU], d)
 			}
 		}
@@ -281,6 +282,9 @@ func (c *count) sharesFree(s gpu.Shape, each func(policy.Cut) int64) int64 {
 			if s.IsPartition() && d.Partition != nil && !d.Partition.Placement.Overlaps(s.Placement) {
 				continue
 			}
+			return 0
+		}
+		if d.Share == nil { // noted while the GPU was unknown
 			return 0
 		}
 		free -= d.Share.Shares

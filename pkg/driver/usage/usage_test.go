@@ -84,6 +84,8 @@ func TestOf(t *testing.T) {
 	mps := node.Offer(g).MPS
 	observed := whole(g)
 	observed.AdminAccess = true
+	released := whole(g)
+	released.Released = true
 	alone := whole(g)
 	alone.Share = &records.Share{ID: records.ExclusiveID, Kind: gpu.MPS, Exclusive: true, MPS: &records.MPS{}}
 	placements := len(g.PartitionShapes())
@@ -91,13 +93,17 @@ func TestOf(t *testing.T) {
 	taken := map[v1alpha1.Tier]Tier{"exclusive": {Devices: 1}, "mig": {Devices: placements},
 		"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}
 	exclusive := Tier{Devices: 1, Allocated: 1, Memory: memory, Cores: 100}
+	nothing := map[v1alpha1.Tier]Tier{
+		"exclusive": {Devices: 1, Free: 1}, "mig": {Devices: placements, Free: placements},
+		"timeSlice": {Devices: 1, Free: 1, Shares: 4, SharesFree: 4, SharesFreeDefault: 4}, "mps": {Devices: 1, Free: 1, Shares: 10, SharesFree: 10, SharesFreeDefault: 10}}
 	tests := map[string]struct {
 		all  []*records.Record
 		want map[v1alpha1.Tier]Tier // but for taken
 	}{
-		"nothing, and a claim that only observes": {[]*records.Record{recordOf(g, "dcgm", observed)}, map[v1alpha1.Tier]Tier{
-			"exclusive": {Devices: 1, Free: 1}, "mig": {Devices: placements, Free: placements},
-			"timeSlice": {Devices: 1, Free: 1, Shares: 4, SharesFree: 4, SharesFreeDefault: 4}, "mps": {Devices: 1, Free: 1, Shares: 10, SharesFree: 10, SharesFreeDefault: 10}}},
+		"nothing, and a claim that only observes": {[]*records.Record{recordOf(g, "dcgm", observed)}, nothing},
+		"released": {[]*records.Record{recordOf(g, "a", released)}, nothing},
+		"released, and another claim's": {[]*records.Record{recordOf(g, "a", released), recordOf(g, "b", whole(g))},
+			map[v1alpha1.Tier]Tier{"exclusive": exclusive}},
 		"whole":                          {[]*records.Record{recordOf(g, "a", whole(g))}, map[v1alpha1.Tier]Tier{"exclusive": exclusive}},
 		"whole, shared by own processes": {[]*records.Record{recordOf(g, "a", alone)}, map[v1alpha1.Tier]Tier{"exclusive": exclusive}},
 		// Of the 25 partitions that are published, those at unit 6 and the ones that cover it are not free.
@@ -157,6 +163,8 @@ func TestOf_SharedPartitions(t *testing.T) {
 			recordOf(g, "a", of("3g.40gb", 4, 1, 20*gib, 12)), recordOf(g, "b", of("3g.40gb", 4, 1, 19*gib, 12)),
 		}, full},
 		"the whole GPU": {[]*records.Record{recordOf(g, "a", whole(g))}, Tier{Tier: TierMIGMPS, Devices: 9, Shares: 42}},
+		"noted before the GPU was known": {
+			[]*records.Record{recordOf(g, "a", records.Device{Device: of("3g.40gb", 4, 0, 0, 0).Device})}, Tier{Tier: TierMIGMPS, Devices: 9, Shares: 42}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,8 @@ type bed struct {
 	Root   string
 	// Library makes a worker load the simulated library of the driver root.
 	Library bool
+	// Stale is a root that is searched first, of a driver that is not running; empty for none.
+	Stale string
 }
 
 // newBed makes a node, and takes away what a failed test left.
@@ -204,9 +206,14 @@ func (h simHardware) Open(ctx context.Context) (GPUs, error) {
 
 // host is the real thing but for the hardware.
 func (b *bed) host() Host {
+	daemons := Processes{DriverRoots: []string{b.Root}, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup}
+	if b.Stale != "" {
+		daemons.DriverRoots = []string{b.Stale, b.Root}
+		daemons.Running = func(context.Context) (string, error) { return b.Root, nil }
+	}
 	return Host{
 		Hardware: b.hardware(),
-		Daemons:  Processes{DriverRoots: []string{b.Root}, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup},
+		Daemons:  daemons,
 		Mounts:   Tmpfs{},
 		Files:    Disk{DriverRoots: []string{b.Root}},
 		Disk:     store.Disk{},

@@ -58,6 +58,7 @@ func (d *daemon) createDirs(ctx context.Context, r *record) error {
 
 // start starts the daemon once record has stored its process ID.
 func (d *daemon) start(ctx context.Context, record func(ProcessID) error) error {
+	d.Root = d.on.Daemons.Root(ctx)
 	process, err := d.on.Daemons.Start(ctx, d.Daemon, record)
 	if err == nil {
 		d.process = process
@@ -71,7 +72,7 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	if err != nil {
 		return fmt.Errorf("it did not outlive the supervisor: %w", err)
 	}
-	d.process = process
+	d.process, d.Root = process, d.on.Daemons.Root(ctx)
 	ctx, cancel := context.WithTimeout(ctx, d.config.StartTimeout)
 	defer cancel()
 	err = d.waitReady(ctx)

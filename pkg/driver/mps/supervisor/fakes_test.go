@@ -126,6 +126,8 @@ func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string
 
 // Daemons.
 
+func (h *fakeHost) Root(context.Context) string { return "/" }
+
 func (h *fakeHost) Start(_ context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
 	p := &fakeProcess{h: h, gpu: d.GPU, done: make(chan struct{})}
 	h.locked(func() {

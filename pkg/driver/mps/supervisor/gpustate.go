@@ -75,6 +75,9 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 		}
 	}
 	if !g.runs() {
+		if g.endRestart != nil && g.restarts > 0 && g.record.has(r.Claim) { // the plugin asks often, and the restart keeps its pace
+			return mps.Endpoint{}, fmt.Errorf("%s has no MPS control daemon, which is restarted: %s", g.device, g.message)
+		}
 		return g.startFor(ctx, r)
 	}
 	if g.record.has(r.Claim) && g.record.Owners[r.Claim] == r.Owner {
@@ -108,7 +111,9 @@ func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	g.record.add(r.Claim, r.Owner)
 	err := g.start(ctx)
 	if err == nil {
-		g.restarts = 0
+		if !known {
+			g.restarts = 0
+		}
 		return g.endpoint(), nil
 	}
 	err = fmt.Errorf("start the MPS control daemon of %s: %w", g.device, err)

@@ -37,6 +37,8 @@ type GPUs interface {
 
 // Daemons starts, finds and asks MPS control daemons.
 type Daemons interface {
+	// Root finds the root of the driver for a Daemon.
+	Root(ctx context.Context) string
 	// Start creates the process, passes its ID to record, and only then lets it become the daemon. If record fails, or this process
 	// dies before that, the new process exits.
 	Start(ctx context.Context, d Daemon, record func(ProcessID) error) (Process, error)
@@ -94,8 +96,10 @@ type Files interface {
 
 // Daemon identifies a daemon.
 type Daemon struct {
-	GPU   string // "gpu-0000-1b-00-0", or a partition's "gpu-0000-1b-00-0-mig-9-4"
-	UUID  string
+	GPU  string // "gpu-0000-1b-00-0", or a partition's "gpu-0000-1b-00-0-mig-9-4"
+	UUID string
+	// Root is that of the driver when it was started or adopted; empty for neither.
+	Root  string
 	paths paths
 }
 

@@ -124,6 +124,25 @@ func TestDaemon_Sandbox(t *testing.T) {
 	b.wantNothingLeft(t)
 }
 
+// A root that is searched first has what a driver that is not running has left, such as a link of a package that was removed.
+func TestDaemon_RootOfRunningDriver(t *testing.T) {
+	b := newBed(t)
+	b.Stale = t.TempDir()
+	program := filepath.Join(b.Stale, "usr/bin", controlProgram)
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o700), os.Symlink("/etc/alternatives/nowhere", program)))
+	c, stop := b.serve(t)
+	a := b.request(t, "a", 0)
+	mustEnsure(t, c, a)
+	stop()
+	c, _ = b.serve(t) // which adopts the daemon
+	mustEnsure(t, c, a)
+	if g := statusOf(t, c)[0]; g.State != mps.Running || g.Generation != 1 {
+		t.Errorf("status %+v, want the daemon that was started", g)
+	}
+	mustRelease(t, c, a)
+	b.wantNothingLeft(t)
+}
+
 func TestDaemon_HostsOwnRoot(t *testing.T) {
 	b := newBed(t)
 	// As if the driver were installed on the host: the daemon's directories are below its root already.

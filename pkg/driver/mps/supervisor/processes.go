@@ -4,6 +4,7 @@ package supervisor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +32,8 @@ const maxAnswer = 64 << 10
 type Processes struct {
 	// DriverRoots are where the driver may be, as this process sees them, one at least.
 	DriverRoots []string
+	// Running finds the one of the running driver: others may have programs of a driver that is not running. Nil does not.
+	Running func(ctx context.Context) (string, error)
 	// Self is the command that calls Enter: this program and its subcommand.
 	Self []string
 	// Cgroup as Config.DaemonCgroup.
@@ -40,7 +43,7 @@ type Processes struct {
 // sandbox is the program's environment.
 func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 	s := sandbox{
-		Root: p.root(), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
+		Root: cmp.Or(d.Root, p.root()), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
 		Env: []string{
 			"PATH=" + searchPath,
 			"CUDA_VISIBLE_DEVICES=" + d.UUID,
@@ -66,6 +69,19 @@ func (s *sandbox) stayOutside() {
 	if libraries := root.LibraryPath(); libraries != "" {
 		s.Env = append(s.Env, "LD_LIBRARY_PATH="+libraries)
 	}
+}
+
+// Root is the root of the running driver or, if that is unknown, the first with the MPS program.
+func (p Processes) Root(ctx context.Context) string {
+	if p.Running == nil || len(p.DriverRoots) == 1 {
+		return p.root()
+	}
+	root, err := p.Running(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Info("Cannot find the root of the running driver; using the first with MPS", "reason", err.Error())
+		return p.root()
+	}
+	return root
 }
 
 // root is the first driver root with the MPS program; without one, the first root, which the error then names.

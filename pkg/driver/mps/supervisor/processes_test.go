@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -22,6 +23,12 @@ func TestProcessesRoot(t *testing.T) {
 	}
 	if got := (Processes{DriverRoots: []string{empty, t.TempDir()}}).root(); got != empty {
 		t.Errorf("got %s, want the first where none has it, for the error to name", got)
+	}
+	for err, want := range map[error]string{nil: other, errStep: linked} {
+		p := Processes{DriverRoots: []string{empty, linked, other}, Running: func(context.Context) (string, error) { return other, err }}
+		if got := p.Root(t.Context()); got != want {
+			t.Errorf("with the running driver in %s (%v): got %s, want %s", other, err, got, want)
+		}
 	}
 }
 

@@ -198,24 +198,31 @@ func TestRestart_ClosedAndReleasedWithoutDriver(t *testing.T) {
 	})
 }
 
-// A daemon that starts well and dies soon does not make the supervisor spin.
+// A daemon that starts well and dies soon does not make the supervisor spin, nor does a plugin that asks for it every few seconds.
 func TestRestart_DaemonDiesSoon(t *testing.T) {
-	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, _ Config) {
-		a := requestFor("a", 1)
-		ensure(t, s, a)
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for range 10 * 60 * 10 { // ten minutes
-			<-tick.C
-			h.kill(a.Device)
-		}
-		if h.starts < 10 || h.starts > 18 {
-			t.Errorf("%d starts in ten minutes, want one a minute and the five fast ones", h.starts)
-		}
-		if len(s.reports.pending) > maxReports {
-			t.Errorf("%d reports are kept", len(s.reports.pending))
-		}
-	})
+	for _, asked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("asked: %t", asked), func(t *testing.T) {
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, _ Config) {
+				a := requestFor("a", 1)
+				ensure(t, s, a)
+				tick := time.NewTicker(100 * time.Millisecond)
+				defer tick.Stop()
+				for i := range 10 * 60 * 10 { // ten minutes
+					<-tick.C
+					h.kill(a.Device)
+					if asked && i%100 == 50 {
+						_, _ = s.Ensure(t.Context(), a)
+					}
+				}
+				if h.starts < 10 || h.starts > 18 {
+					t.Errorf("%d starts in ten minutes, want one a minute and the five fast ones", h.starts)
+				}
+				if !slices.ContainsFunc(s.reports.pending, func(r report) bool { return r.Kind == mps.DaemonFailed }) || len(s.reports.pending) > maxReports {
+					t.Errorf("%d reports are kept, want the failure among them", len(s.reports.pending))
+				}
+			})
+		})
+	}
 }
 
 // A daemon that is lost soon after it was started for a claim is restarted at once, although the one before it was lost often.

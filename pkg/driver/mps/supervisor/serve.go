@@ -36,15 +36,17 @@ func Run(ctx context.Context, config Config, self []string) error {
 		return err
 	}
 	roots := config.driverRoots()
+	library := nvml.Options{
+		DriverRoot: roots[0], OtherRoots: roots[1:], Probe: nvml.ProbeLibrary, LibraryPath: config.NVMLLibrary,
+		Sysfs: os.DirFS("/sys").(fs.ReadLinkFS),
+	}
+	running := func(ctx context.Context) (string, error) { return nvml.FindRoot(ctx, library) }
 	return serve(ctx, config, Host{
-		Hardware: NVML{nvml.Options{
-			DriverRoot: roots[0], OtherRoots: roots[1:], Probe: nvml.ProbeLibrary, LibraryPath: config.NVMLLibrary,
-			Sysfs: os.DirFS("/sys").(fs.ReadLinkFS),
-		}},
-		Daemons: Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
-		Mounts:  Tmpfs{SELinux: HasSELinux(os.DirFS("/proc"))},
-		Files:   Disk{DriverRoots: roots},
-		Disk:    store.Disk{},
+		Hardware: NVML{library},
+		Daemons:  Processes{DriverRoots: roots, Running: running, Self: self, Cgroup: config.DaemonCgroup},
+		Mounts:   Tmpfs{SELinux: HasSELinux(os.DirFS("/proc"))},
+		Files:    Disk{DriverRoots: roots},
+		Disk:     store.Disk{},
 	})
 }
 
