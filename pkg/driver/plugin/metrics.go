@@ -78,7 +78,8 @@ func newMetrics() *metrics {
 		"1 while the cluster does not count what tiers need (counters or shares), and GPUs offer fewer than their policy has.", "what")
 	m.mpsEvents = counterVec("cleave_mps_server_events_total",
 		"MPS servers that were lost, restarted or failed while claims used them.", "kind")
-	m.healthy = gaugeVec("cleave_gpu_healthy", "1 while a GPU is healthy, 0 while it or a part of it is unhealthy.", "gpu")
+	m.healthy = gaugeVec("cleave_gpu_healthy",
+		"1 while a GPU is healthy, 0 while it or a part of it is unhealthy, or the driver does not read it.", "gpu")
 	m.xids = counterVec("cleave_xid_total", "XID errors that the driver reported, those of applications included.", "gpu", "xid")
 	m.policy = gaugeVec("cleave_policy_info", "1 for the active node policy, by name.", "policy")
 	m.policyInvalid = gauge("cleave_policy_invalid", "1 while the requested policy cannot be used and an earlier one, or none, is active.")
