@@ -33,6 +33,8 @@ type metrics struct {
 	failing *failing
 	gpus    prometheus.Gauge
 	waiting prometheus.Gauge
+	// unready returns why the plugin is not ready; nil before it serves.
+	unready func() error
 	// notCounted is 1 for resources that the cluster does not count.
 	notCounted *prometheus.GaugeVec
 	// mpsEvents counts events of MPS servers while claims used them, by kind.
@@ -94,8 +96,11 @@ func newMetrics() *metrics {
 	m.metadataFailures = prometheus.NewCounter(prometheus.CounterOpts{Name: "cleave_device_metadata_failures_total",
 		Help: "Files of device metadata that could not be written; the claim's containers start without them."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
+	ready := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "cleave_ready", Help: "1 while the plugin is ready: its /readyz says why it is not."},
+		func() float64 { return number(m.unready != nil && m.unready() == nil) })
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
+		ready, m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
 		m.metadataFailures, m.notices, m.usage, m.used,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
