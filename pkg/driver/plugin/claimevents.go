@@ -45,6 +45,8 @@ type claimEvents struct {
 	events *cluster.Events
 	queue  chan warning
 	now    func() time.Time
+	// failing counts ended claims that cannot be released.
+	failing *failing
 
 	mu sync.Mutex
 	// reported is why attempts fail. Each cause is reported once, although attempts are repeated every few seconds.
@@ -66,9 +68,10 @@ type warning struct {
 	note bool
 }
 
-func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) *claimEvents {
+func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events, failing *failing) *claimEvents {
 	return &claimEvents{
-		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
+		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, failing: failing,
+		reported: map[attempted]report{},
 	}
 }
 
@@ -81,6 +84,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	a, start := attempted{prepareOperation, claim.UID}, (*mps.StartError)(nil)
 	switch {
 	case err == nil:
+		c.failing.note(releaseOperation, claim.UID, nil)
 		c.settle(a, attempted{releaseOperation, claim.UID})
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may differ between attempts
@@ -129,6 +133,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	}
 	a := attempted{releaseOperation, claim.UID}
 	if err == nil {
+		c.failing.note(releaseOperation, claim.UID, nil)
 		c.settle(a)
 		return
 	}
@@ -137,6 +142,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 		c.fails(attempted{unprepareOperation, claim.UID}) {
 		return
 	}
+	c.failing.note(releaseOperation, claim.UID, err)
 	remedy := "Cleave retries; if this persists, fix the cause."
 	cause, inUse, besides := causeOf(err)
 	switch {

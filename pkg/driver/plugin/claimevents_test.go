@@ -80,7 +80,7 @@ func renamed(subjects []string) []string {
 // startClaimEvents writes Events of claims until the test ends.
 func startClaimEvents(t *testing.T, client kubernetes.Interface, pods *cluster.Pods) (*claimEvents, *objectRecorder) {
 	recorder := &objectRecorder{}
-	c := newClaimEvents(cluster.Claims{Client: client, Pods: pods}, pods, cluster.NewEventsWith(recorder, "n"))
+	c := newClaimEvents(cluster.Claims{Client: client, Pods: pods}, pods, cluster.NewEventsWith(recorder, "n"), newFailing(time.Now))
 	t.Cleanup(background(t.Context(), c.run))
 	return c, recorder
 }
@@ -200,7 +200,7 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 		return fmt.Errorf("prepare: %w", &mps.StartError{Device: "gpu-0000-1b-00-0", Err: err})
 	}
 	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
-	c := newClaimEvents(nil, nil, nil)
+	c := newClaimEvents(nil, nil, nil, newFailing(time.Now))
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	for _, step := range []struct {
@@ -277,6 +277,10 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 		} {
 			step.do()
 			synctest.Wait()
+			counts := !slices.Contains([]string{"lost", "removed", "prepared anew"}, step.what)
+			if got := slices.Contains(series(t, c.failing), "cleave_claims_failing{operation=release} 1"); got != counts {
+				t.Errorf("%s: it counts as failing: %t, want %t", step.what, got, counts)
+			}
 			want, wantSubjects := map[string]bool{}, []string(nil)
 			if step.want != "" {
 				want[step.want] = true
