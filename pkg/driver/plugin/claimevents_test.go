@@ -241,6 +241,25 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 	}
 }
 
+// The Event about a cause that lasts is written again before the API server deletes it.
+func TestClaimEvents_CauseLasts(t *testing.T) {
+	c := newClaimEvents(nil, nil, nil, newFailing(time.Now))
+	now := time.Now()
+	c.now = func() time.Time { return now }
+	var written []int
+	for minute := range 70 {
+		c.unprepared(records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}, gpu.ErrLost)
+		for range len(c.queue) {
+			<-c.queue
+			written = append(written, minute)
+		}
+		now = now.Add(time.Minute)
+	}
+	if diff := cmp.Diff([]int{0, 30, 60}, written); diff != "" {
+		t.Errorf("minutes of Events (-want +got):\n%s", diff)
+	}
+}
+
 func TestClaimEvents_NotReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := cluster.NewPods(func(types.UID) bool { return true })
