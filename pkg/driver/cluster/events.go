@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,6 +20,10 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
+
+// RepeatAfter is when the Event about a problem that lasts is written again: the API server deletes Events an hour after they were last
+// written (kube-apiserver --event-ttl).
+const RepeatAfter = 30 * time.Minute
 
 // Events writes Events about the node, its claims and their pods. No method waits for the API server.
 type Events struct {
@@ -73,8 +78,8 @@ func (e *Events) NoteObject(object *corev1.ObjectReference, reason, message stri
 }
 
 // WarnOnce writes a warning about a cluster-wide object that the plugins of all nodes observe. The Event's name is derived from the
-// object's UID, the reason and the message, so that only the first plugin writes it, and again for a new object. It waits for the
-// API server.
+// object's UID, the reason and the message, so that only the first plugin writes it, and again for a new object or once the API server
+// has deleted it. It waits for the API server.
 func WarnOnce(
 	ctx context.Context, client kubernetes.Interface, component string, object *corev1.ObjectReference, reason, message string,
 ) error {

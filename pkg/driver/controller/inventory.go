@@ -5,8 +5,10 @@ package controller
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
 
 // Reasons of Events about the node's GPUs.
@@ -28,7 +30,7 @@ func (p *Plan) compareInventory(o *Observed) {
 		reportAdded(p, before, now)
 		reportRemoved(p, before, now)
 	}
-	reportUnreadable(p, now)
+	reportUnreadable(p, now, o.Now)
 }
 
 func reportAdded(p *Plan, before, now *gpu.Node) {
@@ -73,13 +75,17 @@ func reportRemoved(p *Plan, before, now *gpu.Node) {
 	}
 }
 
-// reportUnreadable reports each problem of unreadable GPUs once.
-func reportUnreadable(p *Plan, now *gpu.Node) {
+// reportUnreadable reports each problem of unreadable GPUs once, and all again while any lasts.
+func reportUnreadable(p *Plan, now *gpu.Node, at time.Time) {
 	var all []string
+	again := len(now.Problems) > 0 && at.Sub(p.Memory.UnreadableAt) >= cluster.RepeatAfter
+	if again {
+		p.Memory.UnreadableAt = at
+	}
 	for _, problem := range now.Problems {
 		message := problem.Err.Error()
 		all = append(all, message)
-		if !slices.Contains(p.Memory.Unreadable, message) {
+		if again || !slices.Contains(p.Memory.Unreadable, message) {
 			p.report(Report{
 				Log: "GPU cannot be read; retrying", Err: problem.Err, Values: []any{"index", problem.Index},
 				Warning: true, Reason: reasonUnreadable, Message: message,

@@ -192,6 +192,8 @@ type Memory struct {
 	Layouts    string
 	Incomplete map[string]string
 	Unreadable []string
+	// UnreadableAt is when all of Unreadable were last reported.
+	UnreadableAt time.Time
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
 	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last reported request that

@@ -294,6 +294,11 @@ func TestDesired_Inventory(t *testing.T) {
 			n.GPUs[3].UUID = "GPU-other"
 			n.Problems = []gpu.Problem{{Index: 8, Err: errors.New("GPU 8 cannot be read")}}
 		}, nil, 0, 8, true},
+		{"unreadable for long", func(n *gpu.Node) {
+			b.Now = b.Now.Add(cluster.RepeatAfter)
+			n.GPUs[3].UUID = "GPU-other"
+			n.Problems = []gpu.Problem{{Index: 8, Err: errors.New("GPU 8 cannot be read")}}
+		}, []string{"Warning UnreadableGPU"}, 0, 8, true},
 		{"MIG mode needs a reset", func(n *gpu.Node) {
 			n.GPUs[3].UUID = "GPU-other"
 			n.GPUs[3].MIG.NeedsReset, n.GPUs[3].Virtualization = true, gpu.PassThrough

@@ -45,7 +45,7 @@ type Events interface {
 type Observer interface {
 	// XID is called for every XID of a GPU, whatever its class.
 	XID(g *gpu.GPU, e gpu.Event)
-	// Changed is called when conditions of a GPU begin or end, and after its first poll.
+	// Changed is called when conditions of a GPU begin or end, after its first poll, and every half hour while conditions last.
 	Changed(c Change)
 	// MIGChanged is called when partitions may have changed.
 	MIGChanged()
@@ -53,7 +53,7 @@ type Observer interface {
 	Alive()
 }
 
-// Change is a change of the health of a GPU.
+// Change is a change of the health of a GPU. Conditions that last are among Began every half hour.
 type Change struct {
 	GPU          *gpu.GPU
 	Began, Ended []Condition
@@ -285,7 +285,7 @@ func (m *Monitor) poll(ctx context.Context, limit time.Duration) {
 		if w.last.IsZero() || m.hw.Closed(g) {
 			continue // its first poll has not returned, or its state is uncertain
 		}
-		if change, changed := w.change(g); changed {
+		if change, changed := w.change(g, time.Now()); changed {
 			m.to.Changed(change)
 			reported = true
 		}

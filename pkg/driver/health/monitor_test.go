@@ -43,6 +43,26 @@ func TestMonitor_Event(t *testing.T) {
 	})
 }
 
+func TestMonitor_ConditionLasts(t *testing.T) {
+	f := newFakeHardware()
+	f.answer(1, Reading{Action: gpu.RecoveryReset})
+	watch(t, f, func(d *diary) {
+		pass(20 * time.Minute)
+		d.read()
+		f.answer(2, Reading{Action: gpu.RecoveryReset})
+		pass(9 * time.Minute)
+		d.read()
+		pass(2 * time.Minute)
+		check(t, "half an hour later", "30m0s: GPU 1 +[needs-reset] -[] =[needs-reset]", d.read())
+		f.answer(1, Reading{})
+		f.answer(2, Reading{})
+		pass(10 * time.Second)
+		d.read()
+		pass(time.Hour)
+		check(t, "once they are over", "", d.read())
+	})
+}
+
 func TestMonitor_CountedXID(t *testing.T) {
 	f := newFakeHardware()
 	f.ignored = map[int][]int{2: {79}}

@@ -16,10 +16,14 @@ type watched struct {
 	last time.Time
 	// due requests a poll ahead of schedule, polling is set while one runs.
 	due, polling bool
-	// reported are the conditions that the observer knows, once introduced.
+	// reported are the conditions that the observer knows, once introduced; at is when all of them were last reported.
 	reported   []Condition
 	introduced bool
+	at         time.Time
 }
+
+// repeatAfter is when conditions that last are reported as if they began: the API server deletes the Events about them after an hour.
+const repeatAfter = 30 * time.Minute
 
 // forget drops the state of a GPU that was reset: the next poll is its first. Reported conditions stay until then.
 func (w *watched) forget() { w.State, w.last = NewState(), time.Time{} }
@@ -30,11 +34,14 @@ func (w *watched) isDue(now time.Time) bool {
 	return w.last.IsZero() || w.due && since >= minPollGap || since >= unhealthyEvery && !w.Healthy() || since >= healthyEvery
 }
 
-// change returns the conditions that began and ended since the last call.
-func (w *watched) change(g *gpu.GPU) (Change, bool) {
+// change returns the conditions that began and ended since the last call, or those that are to be reported again.
+func (w *watched) change(g *gpu.GPU, now time.Time) (Change, bool) {
 	c := Change{GPU: g, Now: w.Conditions()}
 	c.Began = without(c.Now, w.reported)
 	c.Ended = without(w.reported, c.Now)
+	if len(c.Now) > 0 && now.Sub(w.at) >= repeatAfter {
+		c.Began, w.at = c.Now, now
+	}
 	first := !w.introduced
 	w.reported, w.introduced = c.Now, true
 	return c, first || len(c.Began)+len(c.Ended) > 0

@@ -88,6 +88,18 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 	return changed || again, err
 }
 
+// Missing returns the GPUs that sysfs listed at the last Rediscover and that the inventory lacks: the driver does not list them, or they
+// cannot be read. A host of vGPUs has none, as sysfs lists those, too.
+func (s *Session) Missing() []gpu.PCIAddress {
+	s.rereading.Lock()
+	defer s.rereading.Unlock()
+	node := s.Node()
+	if slices.ContainsFunc(node.Problems, func(p gpu.Problem) bool { return errors.Is(p.Err, gpu.ErrNotSupported) }) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.scan.missing), func(pci gpu.PCIAddress) bool { return node.Find(pci.DeviceName()) != nil })
+}
+
 // compare compares an inventory with sysfs: which GPUs the inventory lacks, and whether it should drop any.
 func (c *scan) compare(known *inventory, allocated func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
 	if c.known == nil {

@@ -121,9 +121,12 @@ func TestRediscover_UnreadableAtStart(t *testing.T) {
 			t.Fatalf("got %v and problems %v, want one of each", s.uuids(), s.Node().Problems)
 		}
 		s.look(2)
+		if missing := s.Missing(); len(missing) != 1 || missing[0] == s.Node().GPUs[0].PCI {
+			t.Errorf("missing: %v, want the GPU that cannot be read", missing)
+		}
 		must(t, s.node.Faults().Clear(-1))
-		if !s.look(4) || len(s.Node().GPUs) != 2 || len(s.Node().Problems) != 0 {
-			t.Errorf("got %v and problems %v, want both GPUs", s.uuids(), s.Node().Problems)
+		if !s.look(4) || len(s.Node().GPUs) != 2 || len(s.Node().Problems)+len(s.Missing()) != 0 {
+			t.Errorf("got %v, problems %v and missing %v, want both GPUs", s.uuids(), s.Node().Problems, s.Missing())
 		}
 	})
 }
@@ -199,6 +202,9 @@ func TestDiscover_Virtualization(t *testing.T) {
 	search(t, "hgx-h100", mode(sim.VirtualizationHostVGPU), func(t *testing.T, s *bed) {
 		if len(s.Node().GPUs) != 7 || len(s.Node().Problems) != 1 {
 			t.Errorf("host of vGPUs: got %d GPUs and problems %v, want it left out with a reason", len(s.Node().GPUs), s.Node().Problems)
+		}
+		if s.look(1); len(s.Missing()) != 0 {
+			t.Errorf("host of vGPUs: %v are missing, want none", s.Missing())
 		}
 	})
 }

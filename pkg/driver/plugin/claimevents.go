@@ -45,16 +45,18 @@ type claimEvents struct {
 	events *cluster.Events
 	queue  chan warning
 	now    func() time.Time
+	// failing counts ended claims that cannot be released.
+	failing *failing
 
 	mu sync.Mutex
-	// reported is why attempts fail. Each cause is reported once, although attempts are repeated every few seconds.
+	// reported is why attempts fail. Each cause is reported once every cluster.RepeatAfter, although attempts are repeated every few seconds.
 	reported map[attempted]report
 }
 
-// report is a reported cause, and when it was last observed.
+// report is a reported cause, and when it was last observed and written.
 type report struct {
-	cause string
-	last  time.Time
+	cause         string
+	last, written time.Time
 }
 
 // warning is an Event about a claim, such as about a failed attempt.
@@ -66,9 +68,10 @@ type warning struct {
 	note bool
 }
 
-func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) *claimEvents {
+func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events, failing *failing) *claimEvents {
 	return &claimEvents{
-		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
+		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, failing: failing,
+		reported: map[attempted]report{},
 	}
 }
 
@@ -81,6 +84,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	a, start := attempted{prepareOperation, claim.UID}, (*mps.StartError)(nil)
 	switch {
 	case err == nil:
+		c.failing.note(releaseOperation, claim.UID, nil)
 		c.settle(a, attempted{releaseOperation, claim.UID})
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may differ between attempts
@@ -121,14 +125,15 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	c.once(a, cause, func() bool { return c.warn(next) })
 }
 
-// released notes whether an ended claim could be released, unless an Unprepare reports the same. The claim and
-// its pods may be gone, so an Event is written on the node as well. It does not wait.
+// released notes whether an ended claim could be released, unless an Unprepare reports the same; the metrics count it, too. The claim
+// and its pods may be gone, so an Event is written on the node as well. It does not wait.
 func (c *claimEvents) released(claim records.Claim, err error) {
 	if c == nil {
 		return
 	}
 	a := attempted{releaseOperation, claim.UID}
 	if err == nil {
+		c.failing.note(releaseOperation, claim.UID, nil)
 		c.settle(a)
 		return
 	}
@@ -137,6 +142,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 		c.fails(attempted{unprepareOperation, claim.UID}) {
 		return
 	}
+	c.failing.note(releaseOperation, claim.UID, err)
 	remedy := "Cleave retries; if this persists, fix the cause."
 	cause, inUse, besides := causeOf(err)
 	switch {
@@ -193,16 +199,20 @@ func notInUse(err error) (all []error) {
 // oneLine formats joined errors as part of a sentence.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// once reports a cause unless it is the last reported one; a failed report is repeated.
+// once reports a cause unless it is the last reported one, and lately; a failed report is repeated.
 func (c *claimEvents) once(a attempted, cause string, write func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
 	c.forget(now)
-	if r := c.reported[a]; r.cause != cause && !write() {
-		return
+	r := c.reported[a]
+	if r.cause != cause || now.Sub(r.written) >= cluster.RepeatAfter {
+		if !write() {
+			return
+		}
+		r.written = now
 	}
-	c.reported[a] = report{cause, now}
+	c.reported[a] = report{cause, now, r.written}
 }
 
 // settle notes that attempts have succeeded.

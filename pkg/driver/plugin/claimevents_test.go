@@ -80,7 +80,7 @@ func renamed(subjects []string) []string {
 // startClaimEvents writes Events of claims until the test ends.
 func startClaimEvents(t *testing.T, client kubernetes.Interface, pods *cluster.Pods) (*claimEvents, *objectRecorder) {
 	recorder := &objectRecorder{}
-	c := newClaimEvents(cluster.Claims{Client: client, Pods: pods}, pods, cluster.NewEventsWith(recorder, "n"))
+	c := newClaimEvents(cluster.Claims{Client: client, Pods: pods}, pods, cluster.NewEventsWith(recorder, "n"), newFailing(time.Now))
 	t.Cleanup(background(t.Context(), c.run))
 	return c, recorder
 }
@@ -200,7 +200,7 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 		return fmt.Errorf("prepare: %w", &mps.StartError{Device: "gpu-0000-1b-00-0", Err: err})
 	}
 	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
-	c := newClaimEvents(nil, nil, nil)
+	c := newClaimEvents(nil, nil, nil, newFailing(time.Now))
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	for _, step := range []struct {
@@ -241,6 +241,25 @@ func TestClaimEvents_MPSNotStarted(t *testing.T) {
 	}
 }
 
+// The Event about a cause that lasts is written again before the API server deletes it.
+func TestClaimEvents_CauseLasts(t *testing.T) {
+	c := newClaimEvents(nil, nil, nil, newFailing(time.Now))
+	now := time.Now()
+	c.now = func() time.Time { return now }
+	var written []int
+	for minute := range 70 {
+		c.unprepared(records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}, gpu.ErrLost)
+		for range len(c.queue) {
+			<-c.queue
+			written = append(written, minute)
+		}
+		now = now.Add(time.Minute)
+	}
+	if diff := cmp.Diff([]int{0, 30, 60}, written); diff != "" {
+		t.Errorf("minutes of Events (-want +got):\n%s", diff)
+	}
+}
+
 func TestClaimEvents_NotReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := cluster.NewPods(func(types.UID) bool { return true })
@@ -277,6 +296,10 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 		} {
 			step.do()
 			synctest.Wait()
+			counts := !slices.Contains([]string{"lost", "removed", "prepared anew"}, step.what)
+			if got := slices.Contains(series(t, c.failing), "cleave_claims_failing{operation=release} 1"); got != counts {
+				t.Errorf("%s: it counts as failing: %t, want %t", step.what, got, counts)
+			}
 			want, wantSubjects := map[string]bool{}, []string(nil)
 			if step.want != "" {
 				want[step.want] = true

@@ -38,7 +38,9 @@ type missingClasses struct {
 	warn  func(ctx context.Context, daemonSet *corev1.ObjectReference, message string) error
 	retry time.Duration
 
+	// reported is the message of the last Event, written at its time.
 	reported string
+	written  time.Time
 }
 
 // newMissingClasses reports for a service.
@@ -62,23 +64,26 @@ func (m *missingClasses) run(ctx context.Context) {
 		case <-m.changed:
 			timer.Reset(wait.Jitter(classesSettle, 1))
 		case <-timer.C:
+			next := wait.Jitter(cluster.RepeatAfter, 0.1)
 			if err := m.report(ctx); err != nil {
 				klog.FromContext(ctx).V(4).Info("Cannot write an Event about missing DeviceClasses; retrying", "err", err)
-				timer.Reset(m.retry)
+				next = m.retry
 			}
+			timer.Reset(next)
 		}
 	}
 }
 
-// report sets the metric, and writes one Event for each new set of missing classes.
+// report sets the metric, and writes one Event for each new set of missing classes, and again while they are missing.
 func (m *missingClasses) report(ctx context.Context) error {
 	daemonSet, missing := m.find()
 	m.gauge.Set(float64(len(missing)))
 	message := classesMessage(missing)
-	if message != "" && message != m.reported {
+	if message != "" && (message != m.reported || time.Since(m.written) >= cluster.RepeatAfter) {
 		if err := m.warn(ctx, daemonSet, message); err != nil {
 			return err
 		}
+		m.written = time.Now()
 		klog.FromContext(ctx).Info("DeviceClasses of the installation do not exist", "missing", missing)
 	}
 	m.reported = message

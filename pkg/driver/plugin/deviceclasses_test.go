@@ -47,6 +47,7 @@ func TestMissingClasses(t *testing.T) {
 			{"another one soon after", []string{"a", "b"}, nil, classesSettle - time.Second, nil, 0},
 			{"settled", []string{"a", "b"}, nil, time.Minute, []string{begin + "a, b" + end}, 2},
 			{"the same", []string{"a", "b"}, nil, time.Minute, nil, 2},
+			{"for long", []string{"a", "b"}, nil, 45 * time.Minute, []string{begin + "a, b" + end}, 2},
 			{"many", []string{"a", "b", "c", "d", "e", "f", "g"}, nil, time.Minute, []string{begin + "a, b, c, d, e and 2 more" + end}, 7},
 			{"restored", nil, nil, time.Minute, nil, 0},
 			{"deleted again, no API server", []string{"a"}, errors.New("refused"), time.Minute, nil, 1},

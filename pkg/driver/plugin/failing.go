@@ -95,7 +95,7 @@ func newFailing(now func() time.Time) *failing {
 	return &failing{now: now, claims: map[attempted]failure{}}
 }
 
-// note notes the outcome of an attempt. Prepare no longer counts for a claim that was unprepared.
+// note notes the outcome of an attempt. Prepare no longer counts for a claim that was unprepared or released.
 func (f *failing) note(operation string, claim types.UID, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,7 +122,7 @@ func (f *failing) forget(now time.Time) {
 
 var (
 	failingDesc = prometheus.NewDesc("cleave_claims_failing",
-		"Claims whose last attempt to be prepared or unprepared failed.", []string{"operation"}, nil)
+		"Claims whose last attempt to be prepared or unprepared, or after that released, failed.", []string{"operation"}, nil)
 	failingSecondsDesc = prometheus.NewDesc("cleave_claims_failing_seconds",
 		"Time since the first failed attempt of the claim that has failed for longest; 0 if none fails.", []string{"operation"}, nil)
 )
@@ -144,7 +144,7 @@ func (f *failing) Collect(to chan<- prometheus.Metric) {
 		longest[a.operation] = max(longest[a.operation], now.Sub(since.first))
 	}
 	f.mu.Unlock()
-	for _, operation := range []string{prepareOperation, unprepareOperation} {
+	for _, operation := range []string{prepareOperation, releaseOperation, unprepareOperation} {
 		to <- prometheus.MustNewConstMetric(failingDesc, prometheus.GaugeValue, float64(number[operation]), operation)
 		to <- prometheus.MustNewConstMetric(failingSecondsDesc, prometheus.GaugeValue, longest[operation].Seconds(), operation)
 	}

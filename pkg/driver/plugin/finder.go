@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
@@ -23,18 +24,22 @@ type finder struct {
 	now, links chan struct{}
 	// found is called after the inventory of the session has changed.
 	found func()
+	// healthy is that of the metrics, missing are the GPUs that the last search has set there.
+	healthy *prometheus.GaugeVec
+	missing []gpu.PCIAddress
 	// problem is the last logged problem.
 	problem string
 }
 
-func newFinder(found func()) finder {
-	return finder{now: make(chan struct{}, 1), links: make(chan struct{}, 1), found: found}
+func newFinder(found func(), healthy *prometheus.GaugeVec) finder {
+	return finder{now: make(chan struct{}, 1), links: make(chan struct{}, 1), found: found, healthy: healthy}
 }
 
 // inventory is the part of the hardware that a finder uses.
 type inventory interface {
 	Node() *gpu.Node
 	Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error)
+	Missing() []gpu.PCIAddress
 	RereadLinks(ctx context.Context) (changed bool)
 }
 
@@ -59,6 +64,7 @@ func (f *finder) run(ctx context.Context, in inventory, allocated func(pci gpu.P
 		}
 		changed, err := in.Rediscover(ctx, allocated)
 		f.report(ctx, err)
+		f.noteMissing(in)
 		if links && in.RereadLinks(ctx) {
 			klog.FromContext(ctx).Info("NVLinks or fabrics of GPUs have changed")
 			changed = true
@@ -79,6 +85,21 @@ func (f *finder) report(ctx context.Context, err error) {
 		f.problem = err.Error()
 		klog.FromContext(ctx).Error(err, "Looking for GPUs failed; retrying", "every", lookEvery)
 	}
+}
+
+// noteMissing counts GPUs that the driver does not read as unhealthy: the health monitor knows those of the inventory only, and a GPU that
+// was lost before the plugin's start is not among them.
+func (f *finder) noteMissing(in inventory) {
+	missing, node := in.Missing(), in.Node()
+	for _, pci := range missing {
+		f.healthy.WithLabelValues(pci.DeviceName()).Set(0)
+	}
+	for _, pci := range f.missing {
+		if !slices.Contains(missing, pci) && node.Find(pci.DeviceName()) == nil { // the monitor has what was found
+			f.healthy.DeleteLabelValues(pci.DeviceName())
+		}
+	}
+	f.missing = missing
 }
 
 // isAllocated reports whether any device of a GPU is allocated.

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 )
@@ -18,6 +20,7 @@ import (
 type changingGPUs struct {
 	sync.Mutex
 	node           gpu.Node
+	missing        []gpu.PCIAddress
 	changed        bool
 	err            error
 	looks, rereads int
@@ -37,6 +40,12 @@ func (c *changingGPUs) Rediscover(context.Context, func(gpu.PCIAddress) bool) (b
 	return c.changed, c.err
 }
 
+func (c *changingGPUs) Missing() []gpu.PCIAddress {
+	c.Lock()
+	defer c.Unlock()
+	return c.missing
+}
+
 func (c *changingGPUs) RereadLinks(context.Context) bool {
 	c.Lock()
 	defer c.Unlock()
@@ -47,7 +56,7 @@ func (c *changingGPUs) RereadLinks(context.Context) bool {
 func TestFinder_Run(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		found := 0
-		f, c := newFinder(func() { found++ }), &changingGPUs{err: errors.New("no driver")}
+		f, c := newFinder(func() { found++ }, newMetrics().healthy), &changingGPUs{err: errors.New("no driver")}
 		stop := background(t.Context(), func(ctx context.Context) { f.run(ctx, c, func(gpu.PCIAddress) bool { return false }) })
 		settle := func(d time.Duration) {
 			c.Unlock()
@@ -79,6 +88,38 @@ func TestFinder_Run(t *testing.T) {
 		c.Unlock()
 		stop()
 	})
+}
+
+// A GPU that was lost before the plugin's start is in no inventory, so that nobody polls it.
+func TestFinder_MissingGPUIsUnhealthy(t *testing.T) {
+	lost, read := gpu.PCIAddress{Bus: 0x18}, gpu.PCIAddress{Bus: 0x19}
+	all := func(value string, pcis ...gpu.PCIAddress) (want []string) {
+		for _, pci := range pcis {
+			want = append(want, "cleave_gpu_healthy{gpu="+pci.DeviceName()+"} "+value)
+		}
+		return want
+	}
+	m, c := newMetrics(), &changingGPUs{}
+	f := newFinder(func() {}, m.healthy)
+	for _, step := range []struct {
+		what          string
+		missing, node []gpu.PCIAddress
+		want          []string
+	}{
+		{"at start", []gpu.PCIAddress{lost, read}, nil, all("0", lost, read)},
+		{"as before", []gpu.PCIAddress{lost, read}, nil, all("0", lost, read)},
+		{"one is read, and not polled yet", []gpu.PCIAddress{lost}, []gpu.PCIAddress{read}, all("0", lost, read)},
+		{"the other was taken out", nil, []gpu.PCIAddress{read}, all("0", read)},
+	} {
+		c.missing, c.node.GPUs = step.missing, nil
+		for _, pci := range step.node {
+			c.node.GPUs = append(c.node.GPUs, gpu.GPU{PCI: pci})
+		}
+		f.noteMissing(c)
+		if diff := cmp.Diff(step.want, series(t, m.healthy)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
 }
 
 func TestIsAllocated(t *testing.T) {

@@ -91,6 +91,7 @@ func (s *httpServer) serve(ctx context.Context) (stop func(), err error) {
 	if s.address == "" {
 		return func() {}, nil
 	}
+	s.metrics.unready = s.unready
 	ctx, cancel := context.WithCancel(ctx)
 	listener, inUse := s.listen(ctx)
 	if inUse != nil && !errors.Is(inUse, syscall.EADDRINUSE) {
@@ -149,19 +150,25 @@ func (s *httpServer) awaitPort(ctx context.Context, why error) net.Listener {
 	}
 }
 
-// serveReady returns 200 once claims can be prepared, slices are being published and the kubelet has registered the plugin.
+// serveReady returns 200 once the plugin is ready.
 func (s *httpServer) serveReady(w http.ResponseWriter, _ *http.Request) {
-	err := s.ready.err()
-	if err == nil {
-		if status := s.registration(); status == nil {
-			err = errors.New("waiting for the kubelet to register the plugin")
-		} else if !status.PluginRegistered {
-			err = fmt.Errorf("the kubelet refused the plugin: %s", status.Error)
-		}
-	}
-	if err != nil {
+	if err := s.unready(); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ok")
+}
+
+// unready is nil once claims can be prepared, slices are being published and the kubelet has registered the plugin.
+func (s *httpServer) unready() error {
+	if err := s.ready.err(); err != nil {
+		return err
+	}
+	switch status := s.registration(); {
+	case status == nil:
+		return errors.New("waiting for the kubelet to register the plugin")
+	case !status.PluginRegistered:
+		return fmt.Errorf("the kubelet refused the plugin: %s", status.Error)
+	}
+	return nil
 }

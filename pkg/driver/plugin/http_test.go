@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/tools/record"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleave-dra/cleave/pkg/driver/cluster"
 )
@@ -69,7 +70,8 @@ func takenPort(t *testing.T) (address string, free func()) {
 func serveHTTP(t *testing.T, address string, retry time.Duration) (*httpServer, *record.FakeRecorder) {
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
-	s := &httpServer{address: address, retry: retry, metrics: newMetrics(), ready: &readiness{}, events: cluster.NewEventsWith(recorder, "n")}
+	s := &httpServer{address: address, retry: retry, metrics: newMetrics(), ready: &readiness{}, events: cluster.NewEventsWith(recorder, "n"),
+		registration: func() *registerapi.RegistrationStatus { return &registerapi.RegistrationStatus{PluginRegistered: true} }}
 	stop, err := s.serve(t.Context())
 	if err != nil {
 		t.Fatalf("got %v, want the port to be waited for", err)
@@ -111,12 +113,22 @@ func TestServeHTTP_NoAddress(t *testing.T) {
 func TestHealthz_AwaitingDriver(t *testing.T) {
 	address, free := takenPort(t)
 	free()
-	serveHTTP(t, address, 0)
-	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
-		if got := status(t, address+path); got != want {
-			t.Errorf("%s: got %d, want %d", path, got, want)
+	s, _ := serveHTTP(t, address, 0)
+	check := func(ready string, paths map[string]int) {
+		t.Helper()
+		for path, want := range paths {
+			if got := status(t, address+path); got != want {
+				t.Errorf("%s: got %d, want %d", path, got, want)
+			}
+		}
+		if want := "cleave_ready{} " + ready; !slices.Contains(series(t, s.metrics.registry), want) {
+			t.Errorf("want %s among the metrics", want)
 		}
 	}
+	check("0", map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404})
+	s.ready.set(noDriver, nil)
+	s.ready.set(notPublished, nil)
+	check("1", map[string]int{"/healthz": 200, "/readyz": 200})
 }
 
 // scrape is a collector that takes as long as the test wants.

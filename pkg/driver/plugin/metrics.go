@@ -33,6 +33,8 @@ type metrics struct {
 	failing *failing
 	gpus    prometheus.Gauge
 	waiting prometheus.Gauge
+	// unready returns why the plugin is not ready; nil before it serves.
+	unready func() error
 	// notCounted is 1 for resources that the cluster does not count.
 	notCounted *prometheus.GaugeVec
 	// mpsEvents counts events of MPS servers while claims used them, by kind.
@@ -78,7 +80,8 @@ func newMetrics() *metrics {
 		"1 while the cluster does not count what tiers need (counters or shares), and GPUs offer fewer than their policy has.", "what")
 	m.mpsEvents = counterVec("cleave_mps_server_events_total",
 		"MPS servers that were lost, restarted or failed while claims used them.", "kind")
-	m.healthy = gaugeVec("cleave_gpu_healthy", "1 while a GPU is healthy, 0 while it or a part of it is unhealthy.", "gpu")
+	m.healthy = gaugeVec("cleave_gpu_healthy",
+		"1 while a GPU is healthy, 0 while it or a part of it is unhealthy, or the driver does not read it.", "gpu")
 	m.xids = counterVec("cleave_xid_total", "XID errors that the driver reported, those of applications included.", "gpu", "xid")
 	m.policy = gaugeVec("cleave_policy_info", "1 for the active node policy, by name.", "policy")
 	m.policyInvalid = gauge("cleave_policy_invalid", "1 while the requested policy cannot be used and an earlier one, or none, is active.")
@@ -93,8 +96,11 @@ func newMetrics() *metrics {
 	m.metadataFailures = prometheus.NewCounter(prometheus.CounterOpts{Name: "cleave_device_metadata_failures_total",
 		Help: "Files of device metadata that could not be written; the claim's containers start without them."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
+	ready := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "cleave_ready", Help: "1 while the plugin is ready: its /readyz says why it is not."},
+		func() float64 { return number(m.unready != nil && m.unready() == nil) })
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
+		ready, m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.labelsOfOthers,
 		m.metadataFailures, m.notices, m.usage, m.used,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()

@@ -158,7 +158,7 @@ func (n *noticed) report(d notices.Decision) {
 	})
 }
 
-// tell reports a notice to a claim and its pods, once for each time and stage of it.
+// tell reports a notice to a claim and its pods, for each time and stage of it as claimEvents.once does.
 func (n *noticed) tell(claim records.Claim, d *notices.Decision, now time.Time) {
 	if n.events == nil {
 		return

@@ -110,7 +110,8 @@ func TestNoticed(t *testing.T) {
 					<-time.After(releasedFor / 12)
 					n.report(evict)
 				}
-			}, evict, nil, []string{grace("late", "held", 3955), inForce, deadline}},
+			}, evict, []string{"Pod ns/late-pod NodeNotice", "Pod ns/late-pod NodeNotice", // every half hour
+				"ResourceClaim ns/late NodeNotice", "ResourceClaim ns/late NodeNotice"}, []string{grace("late", "held", 3955), inForce, deadline}},
 			{"withdrawn", func() {}, notices.Decision{}, []string{"Pod ns/late-pod NodeNoticeWithdrawn", "ResourceClaim ns/late NodeNoticeWithdrawn"}, []string{}},
 			{"still withdrawn", func() {}, notices.Decision{}, nil, []string{}},
 			{"another", func() {}, spot, []string{"Pod ns/late-pod NodeNotice", "ResourceClaim ns/late NodeNotice"}, nil},

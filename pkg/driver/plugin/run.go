@@ -170,8 +170,8 @@ func newService(config Config) *service {
 	s := &service{
 		config: config, metrics: newMetrics(), loop: loop, allocated: make(chan struct{}, 1),
 		health: newGPUHealth(config.NodeName, func() { loop.Mark(controller.Health) }),
-		finder: newFinder(func() { loop.Mark(controller.Inventory) }),
 	}
+	s.finder = newFinder(func() { loop.Mark(controller.Inventory) }, s.metrics.healthy)
 	s.writes.dropped = func() {
 		s.counting.Doubt()
 		loop.Mark(controller.Publication)

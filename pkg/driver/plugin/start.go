@@ -33,7 +33,7 @@ func (s *service) connect(ctx context.Context) error {
 		return fmt.Errorf("create a client for the API server: %w", err)
 	}
 	s.events = cluster.NewEvents(ctx, s.client, s.config.DriverName, s.config.NodeName)
-	s.claimEvents = newClaimEvents(cluster.Claims{Client: s.client}, s.pods, s.events)
+	s.claimEvents = newClaimEvents(cluster.Claims{Client: s.client}, s.pods, s.events, s.metrics.failing)
 	return nil
 }
 

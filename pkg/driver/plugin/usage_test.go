@@ -107,7 +107,7 @@ func TestMetrics_ExistFromTheStart(t *testing.T) {
 		2 * len(reasons()): m.errors,
 		3:                  m.mpsEvents,
 		1:                  m.policyFailures,
-		2 * 2:              m.failing,
+		2 * 3:              m.failing,
 	} {
 		if got := testutil.CollectAndCount(c); got != want {
 			t.Errorf("%T has %d series, want %d", c, got, want)
@@ -146,8 +146,9 @@ func TestFailing(t *testing.T) {
 	state := func(prepare, unprepare, prepareSeconds, unprepareSeconds int) {
 		t.Helper()
 		want := []string{
-			fmt.Sprintf("cleave_claims_failing{operation=prepare} %d", prepare), fmt.Sprintf("cleave_claims_failing{operation=unprepare} %d", unprepare),
-			fmt.Sprintf("cleave_claims_failing_seconds{operation=prepare} %d", prepareSeconds),
+			fmt.Sprintf("cleave_claims_failing{operation=prepare} %d", prepare), "cleave_claims_failing{operation=release} 0",
+			fmt.Sprintf("cleave_claims_failing{operation=unprepare} %d", unprepare),
+			fmt.Sprintf("cleave_claims_failing_seconds{operation=prepare} %d", prepareSeconds), "cleave_claims_failing_seconds{operation=release} 0",
 			fmt.Sprintf("cleave_claims_failing_seconds{operation=unprepare} %d", unprepareSeconds),
 		}
 		if diff := cmp.Diff(want, series(t, f)); diff != "" {
