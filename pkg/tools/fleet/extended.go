@@ -54,8 +54,9 @@ func (s *Source) pendingPods() resource {
 	}
 }
 
-// podChanged marks the claims that a pod waits for.
+// podChanged marks the claims that a pod waits for. Their rows do not show its gates, its conditions, nor where it may run.
 func podChanged(d *dirty, p *corev1.Pod) {
+	d.reasons = d.reasons || len(p.Spec.InitContainers)+len(p.Spec.Containers)+len(p.Spec.ResourceClaims) > 0
 	d.claims[extendedKey(p)] = true
 	for _, key := range claimsOf(p) {
 		d.claims[key] = true
