@@ -114,7 +114,7 @@ func (s *Source) resources() []resource {
 		kind: "Nodes", informer: &s.watches.nodes, example: &corev1.Node{}, transform: shrinkNode,
 		list: lister(nodes), watch: nodes.Watch, indexers: cache.Indexers{},
 		handler: onChange(func(d *dirty, o *machine) { d.nodes[o.Name], d.reasons = true, true }, s.mark),
-		missing: "States of nodes are not shown",
+		missing: "States of nodes are not shown, and claims are explained without taints, node selectors and affinity",
 	}, {
 		kind: "DeviceTaintRules", informer: &s.watches.rules, example: &resourceapi.DeviceTaintRule{}, transform: bare,
 		list: lister(rules), watch: rules.Watch, indexers: cache.Indexers{},
