@@ -186,6 +186,12 @@ func TestExplain_Devices(t *testing.T) {
 			r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
 			return AboutClaim(claim("c", r))
 		},
+		"all-while-publishing": func(b *bed) *Question {
+			r := asks("gpu.cleave.dev", 0)
+			r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+			b.slices = b.slices[1:]
+			return AboutClaim(claim("c", r))
+		},
 		"not-publishing": func(b *bed) *Question {
 			b.slices = nil
 			return AboutClaim(whole(1))

@@ -66,6 +66,12 @@ func TestOutlook(t *testing.T) {
 			b.Nodes = b.Nodes[:1]
 			return of(asks("gpu.cleave.dev", 9))
 		}, "", nil},
+		"all devices, while a node is being started": {func(b *bed) *Question {
+			r := asks("gpu.cleave.dev", 0)
+			r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+			b.slices = b.slices[1:]
+			return of(r)
+		}, "", nil},
 		"no node publishes anything": {func(b *bed) *Question { b.slices = nil; return of(asks("gpu.cleave.dev", 1)) }, "", nil},
 		"nodes that are cordoned": {func(b *bed) *Question {
 			b.Nodes[0].Spec.Unschedulable, b.Nodes[1].Spec.Unschedulable = true, true

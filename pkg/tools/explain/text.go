@@ -5,6 +5,7 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -110,12 +111,17 @@ func (e *Explanation) Told() []Group {
 	for _, g := range e.Groups {
 		switch {
 		case g.Fits && len(e.Requests) == 0:
-		case !g.Fits && (e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid):
+		case !g.Fits && (e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && e.everywhere(&g.Causes[0])):
 		default:
 			told = append(told, g)
 		}
 	}
 	return told
+}
+
+// everywhere reports whether a cause of nodes keeps the pod from all others, too.
+func (e *Explanation) everywhere(c *Cause) bool {
+	return c.Kind == Invalid || slices.ContainsFunc(e.Causes, func(all Cause) bool { return all.Message == c.Message })
 }
 
 // text describes a request.
