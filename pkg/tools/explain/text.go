@@ -7,12 +7,20 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // Print writes an explanation for people; for those who know how devices are published, with counters.
 func (e *Explanation) Print(w io.Writer, verbose bool) error {
 	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line := func(format string, args ...any) {
+		format, gap := strings.CutPrefix(format, "\n")
+		if gap {
+			b.WriteString("\n")
+		}
+		b.WriteString(inspect.Printable(fmt.Sprintf(format, args...)) + "\n")
+	}
 	cause := func(c *Cause, indent string, several bool) {
 		c.print(line, indent, several)
 		if verbose && c.Kind == Counter {
