@@ -58,8 +58,9 @@ func AboutTemplate(t *resourceapi.ResourceClaimTemplate) *Question {
 type Namespace struct {
 	Claims    map[string]*resourceapi.ResourceClaim
 	Templates map[string]*resourceapi.ResourceClaimTemplate
-	// Events are those of the pod.
-	Events []corev1.Event
+	// Events are those of the pod. EventsUnread is why they are not known.
+	Events       []corev1.Event
+	EventsUnread error
 	// Quotas are those of the namespace. QuotasUnread is why they are not known.
 	Quotas       []*corev1.ResourceQuota
 	QuotasUnread error

@@ -172,7 +172,8 @@ func (a *asker) namespace(name string) explain.Namespace {
 	if in, ok := a.namespaces[name]; ok {
 		return in
 	}
-	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{}}
+	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{},
+		EventsUnread: errors.New("the dashboard does not read them")}
 	for _, c := range a.objects.Claims {
 		if c.Namespace == name {
 			in.Claims[c.Name] = c
