@@ -112,6 +112,28 @@ func TestOutlook(t *testing.T) {
 	}
 }
 
+// Two extended resources of a container may have one name in two domains: each request has an answer of its own.
+func TestOutlook_ExtendedResourcesOfOneName(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	whole, err := b.Classes.Get("gpu.cleave.dev")
+	b.must(err)
+	pod := podOf()
+	pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}}
+	for domain, count := range map[string]int64{"a.example.com": 1, "b.example.com": 9} {
+		class := whole.DeepCopy()
+		class.Name, class.Spec.ExtendedResourceName = domain, new(domain+"/gpu")
+		b.Classes = append(b.Classes, class)
+		pod.Spec.Containers[0].Resources.Requests[corev1.ResourceName(domain+"/gpu")] = *quantity(count)
+	}
+	e := b.explain(AboutPod(pod, namespace(), b.Objects))
+	if len(e.Requests) != 2 || e.Requests[0].Request != "main-gpu" || e.Requests[1].Request != "main-gpu-2" {
+		t.Errorf("got requests %+v", e.Requests)
+	}
+	if len(e.Limits) != 1 || e.Limits[0].Request != "main-gpu-2" || e.Limits[0].Message != "9 devices requested, and no node has more than 8" {
+		t.Errorf("got %s", text(t, e))
+	}
+}
+
 // Holders are named with the time since which they have their devices: the scheduler's, else that of their pod.
 func TestUse_Since(t *testing.T) {
 	at := func(hour int) *metav1.Time {
