@@ -284,7 +284,7 @@ func (a *asker) question(ctx context.Context, o explain.Objects) (*explain.Quest
 	if err != nil {
 		return nil, err
 	}
-	in.Events = a.eventsOf(ctx, pod)
+	in.Events, in.EventsUnread = a.eventsOf(ctx, pod)
 	return explain.AboutPod(pod, in, o), nil
 }
 
@@ -319,11 +319,11 @@ func (a *asker) namespaceOf(ctx context.Context, pod *corev1.Pod, o explain.Obje
 }
 
 // eventsOf are the Events of a pod without a node, as far as the user may read them.
-func (a *asker) eventsOf(ctx context.Context, pod *corev1.Pod) (events []corev1.Event) {
+func (a *asker) eventsOf(ctx context.Context, pod *corev1.Pod) (events []corev1.Event, err error) {
 	if pod.Spec.NodeName != "" {
-		return nil
+		return nil, nil
 	}
-	_ = each(ctx, "Events", func(ctx context.Context, opts metav1.ListOptions) (*corev1.EventList, error) {
+	err = each(ctx, "Events", func(ctx context.Context, opts metav1.ListOptions) (*corev1.EventList, error) {
 		opts.FieldSelector = fields.OneTermEqualSelector("involvedObject.uid", string(pod.UID)).String()
 		return a.client.CoreV1().Events(pod.Namespace).List(ctx, opts)
 	}, func(e *corev1.Event) {
@@ -331,5 +331,5 @@ func (a *asker) eventsOf(ctx context.Context, pod *corev1.Pod) (events []corev1.
 			events = append(events, *e)
 		}
 	})
-	return events
+	return events, err
 }

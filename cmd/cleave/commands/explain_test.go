@@ -217,6 +217,20 @@ func TestExplain_Waits(t *testing.T) {
 	}
 }
 
+// Without the right to read Events, it is not known whether a scheduler has written some.
+func TestExplain_EventsUnread(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "trainer", CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}}
+	pod.Spec.SchedulerName = "queue"
+	client := cluster(t, append(classes(t), pod)...)
+	client.PrependReactor("list", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewBadRequest("no")
+	})
+	got, err := (&asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "pod", name: "trainer"}).answers(t.Context())
+	if err != nil || len(got[0].Causes) != 1 || !strings.HasPrefix(got[0].Causes[0].Remedy, "its Events are not known: list Events: no; if it has none, start that scheduler") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 // Counters are for those who ask for them.
 func TestExplain_Verbose(t *testing.T) {
 	client := cluster(t, append(classes(t), claimOn("holder", "gpu.cleave.dev", "node-1", "gpu-0000-61-00-0-mps"),

@@ -43,8 +43,24 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	if rulesErr != nil {
 		view.Problems = append(view.Problems, rulesErr.Error())
 	}
-	view.Problems = append(view.Problems, notCounted(ctx, client, driver)...)
+	view.Problems = append(append(view.Problems, closed(ctx, client, node)...), notCounted(ctx, client, driver)...)
 	return view, nil
+}
+
+// closed is why claims get nothing of a node, whatever is free, or why that is not known.
+func closed(ctx context.Context, client kubernetes.Interface, node string) []string {
+	state := inspect.NodeUnknown
+	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		state = inspect.NodeState(n)
+	case !apierrors.IsNotFound(err):
+		return []string{fmt.Sprintf("whether the node accepts pods is not known: %v", err)}
+	}
+	if state == "" {
+		return nil
+	}
+	return []string{"claims get nothing of this node, whatever is free: " + state}
 }
 
 // fleet prints an overview of all nodes.

@@ -132,9 +132,43 @@ func TestViewNode_FieldSelectors(t *testing.T) {
 		}
 		create, ok := a.(clienttesting.CreateActionImpl)
 		dryRun := ok && len(create.GetCreateOptions().DryRun) > 0
-		if a.GetVerb() != "list" && a.GetResource().Resource != "version" && !dryRun {
+		if !slices.Contains([]string{"get", "list"}, a.GetVerb()) && a.GetResource().Resource != "version" && !dryRun {
 			t.Errorf("%s of %s: inspect changes nothing", a.GetVerb(), a.GetResource().Resource)
 		}
+	}
+}
+
+// Nothing of a node is free that takes no pods, as the overview has it.
+func TestViewNode_State(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*corev1.Node)
+		get    error
+		want   string
+	}{
+		"cordoned": {func(n *corev1.Node) { n.Spec.Unschedulable = true }, nil, "claims get nothing of this node, whatever is free: cordoned"},
+		"not ready": {func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+		}, nil, "claims get nothing of this node, whatever is free: not ready"},
+		"deleted":   {nil, apierrors.NewNotFound(corev1.Resource("nodes"), "node-1"), "claims get nothing of this node, whatever is free: no Node object"},
+		"not known": {nil, errors.New("nodes is forbidden"), "whether the node accepts pods is not known: nodes is forbidden"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := cluster(t)
+			client.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+				if tt.change != nil {
+					tt.change(n)
+				}
+				return true, n, tt.get
+			})
+			v, err := viewNode(t.Context(), client, "node-1", "gpu.cleave.dev")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{tt.want}, v.Problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

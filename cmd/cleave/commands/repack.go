@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 	"github.com/cleave-dra/cleave/pkg/tools/repack"
 	"github.com/cleave-dra/cleave/pkg/tools/repacking"
 )
@@ -154,7 +155,7 @@ func (f *repackFlags) repacker(client kubernetes.Interface, w io.Writer) *repack
 	return &repacking.Repacker{
 		Client: client, Driver: f.driver, Limits: f.limits, Permit: f.permit, Poll: repackPoll, DryRun: f.dryRun == "server",
 		Read: func(ctx context.Context) (*repack.Cluster, error) { return readRepack(ctx, client, f.driver, true) },
-		Say:  func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) },
+		Say:  func(format string, args ...any) { fmt.Fprintln(w, inspect.Printable(fmt.Sprintf(format, args...))) },
 	}
 }
 

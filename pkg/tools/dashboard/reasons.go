@@ -35,6 +35,7 @@ type answer struct {
 	explanation *explain.Explanation
 	err         error
 	version     uint64 // of the snapshot, or an older one
+	at          time.Time
 }
 
 const (
@@ -44,6 +45,8 @@ const (
 	explainTimeout = time.Minute
 	// restFactor leaves the processor to others: after a batch, reasons rest this many times as long as it took.
 	restFactor = 4
+	// oldest is how old an answer may be though no snapshot has followed: a pod is new to its scheduler only for a while.
+	oldest = time.Minute
 )
 
 func newReasons(find func(ctx context.Context, keys []string) (map[string]*explain.Explanation, error)) *reasons {
@@ -59,12 +62,12 @@ func (r *reasons) changed() <-chan struct{} {
 	return r.next
 }
 
-// of returns the newest answer, which may be none yet, and asks for a newer one if the cluster has changed since.
+// of returns the newest answer, which may be none yet, and asks for a newer one if the cluster has changed since, or time has passed.
 func (r *reasons) of(key string, version uint64) answer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.known[key]
-	if a.version < version && (len(r.wanted) < mostKnown || r.wanted[key] != 0) {
+	if (a.version < version || time.Since(a.at) > oldest) && (len(r.wanted) < mostKnown || r.wanted[key] != 0) {
 		r.wanted[key] = version
 		select {
 		case r.wake <- struct{}{}:
@@ -114,7 +117,7 @@ func (r *reasons) batch(ctx context.Context) {
 		r.known = map[string]answer{}
 	}
 	for key, version := range wanted {
-		r.known[key] = answer{answers[key], err, version}
+		r.known[key] = answer{answers[key], err, version, start}
 	}
 	r.due = time.Now().Add(restFactor * time.Since(start))
 	close(r.next)

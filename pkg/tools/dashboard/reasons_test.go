@@ -65,6 +65,27 @@ func TestReasons_Allocated(t *testing.T) {
 	}
 }
 
+// Time alone changes a reason, too: a pod that no scheduler has looked at is new at first.
+func TestReasons_Old(t *testing.T) {
+	asked := 0
+	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) { asked++; return nil, nil })
+	look := func() {
+		r.of("dev/a", 1)
+		r.batch(t.Context())
+	}
+	look()
+	look()
+	if asked != 1 {
+		t.Errorf("asked %d times, want once: no snapshot has followed", asked)
+	}
+	old := r.known["dev/a"]
+	old.at = old.at.Add(-2 * oldest)
+	r.known["dev/a"] = old
+	if look(); asked != 2 {
+		t.Errorf("asked %d times, want twice: the answer is old", asked)
+	}
+}
+
 // A claim that cannot be explained does not end the dashboard.
 func TestReasons_Panic(t *testing.T) {
 	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) { panic("index out of range") })

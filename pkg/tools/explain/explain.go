@@ -146,7 +146,7 @@ func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (foun
 		s.sites = append(s.sites, site)
 		causes := s.on(ctx, site)
 		for _, c := range causes {
-			if c.Kind == Invalid {
+			if c.Kind == Invalid || s.wantsAll() && (c.Kind == Incomplete || c.Kind == InvalidPool) {
 				fixed.add(*c)
 			}
 		}
@@ -178,21 +178,15 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 		found.add(s.failure(ctx, f.err))
 		if found[0].Kind == Timeout {
 			s.open = append(s.open, site)
+		} else if unusable := site.unusable(); s.wantsAll() && len(unusable) > 0 {
+			return unusable
 		}
 		return found
 	}
 	if len(site.pools) > 0 {
 		s.open = append(s.open, site)
 	}
-	for _, p := range site.pools {
-		switch {
-		case p.IsIncomplete():
-			found.add(Cause{Kind: Incomplete, name: p.Pool.Pool, most: p.Have(), want: p.Want})
-		case p.Invalid != "":
-			found.add(Cause{Kind: InvalidPool, name: p.Invalid})
-		}
-	}
-	if len(found) < max(1, len(site.pools)) {
+	if found = site.unusable(); len(found) < max(1, len(site.pools)) {
 		s.devices(ctx, site, &found)
 	}
 	if ctx.Err() != nil { // what was found may be wrong
@@ -203,6 +197,10 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	}
 	return found
 }
+
+// wantsAll reports whether a request asks for all devices that match: a pool that is not usable is then an error of the allocator, which
+// keeps the pod from all nodes (validateDeviceRequest in structured/internal/incubating/allocator_incubating.go).
+func (s *search) wantsAll() bool { return slices.ContainsFunc(s.requests, (*request).all) }
 
 // isOurs reports whether a request is for a device of the driver: whether its class names it.
 func (s *search) isOurs() bool {

@@ -201,12 +201,14 @@ func (c *Cause) describeCount(nodes int) string {
 	}
 }
 
-// text is the part of a selector that is false.
+// text is the part of a selector that is false, on one line and not too long.
 func (m *Mismatch) text() string {
-	if m.Part != "" {
-		return m.Part
+	const most = 300
+	text := strings.Join(strings.Fields(cmp.Or(m.Part, m.Expression)), " ")
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most]) + "…"
 	}
-	return m.Expression
+	return text
 }
 
 // values are the attributes that differ.

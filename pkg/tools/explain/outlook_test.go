@@ -66,6 +66,12 @@ func TestOutlook(t *testing.T) {
 			b.Nodes = b.Nodes[:1]
 			return of(asks("gpu.cleave.dev", 9))
 		}, "", nil},
+		"all devices, while a node is being started": {func(b *bed) *Question {
+			r := asks("gpu.cleave.dev", 0)
+			r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+			b.slices = b.slices[1:]
+			return of(r)
+		}, "", nil},
 		"no node publishes anything": {func(b *bed) *Question { b.slices = nil; return of(asks("gpu.cleave.dev", 1)) }, "", nil},
 		"nodes that are cordoned": {func(b *bed) *Question {
 			b.Nodes[0].Spec.Unschedulable, b.Nodes[1].Spec.Unschedulable = true, true
@@ -103,6 +109,28 @@ func TestOutlook(t *testing.T) {
 				t.Errorf("got outlook %q, want %q; limits (-want +got):\n%s\n%s", e.Outlook, tt.outlook, diff, text(t, e))
 			}
 		})
+	}
+}
+
+// Two extended resources of a container may have one name in two domains: each request has an answer of its own.
+func TestOutlook_ExtendedResourcesOfOneName(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	whole, err := b.Classes.Get("gpu.cleave.dev")
+	b.must(err)
+	pod := podOf()
+	pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}}
+	for domain, count := range map[string]int64{"a.example.com": 1, "b.example.com": 9} {
+		class := whole.DeepCopy()
+		class.Name, class.Spec.ExtendedResourceName = domain, new(domain+"/gpu")
+		b.Classes = append(b.Classes, class)
+		pod.Spec.Containers[0].Resources.Requests[corev1.ResourceName(domain+"/gpu")] = *quantity(count)
+	}
+	e := b.explain(AboutPod(pod, namespace(), b.Objects))
+	if len(e.Requests) != 2 || e.Requests[0].Request != "main-gpu" || e.Requests[1].Request != "main-gpu-2" {
+		t.Errorf("got requests %+v", e.Requests)
+	}
+	if len(e.Limits) != 1 || e.Limits[0].Request != "main-gpu-2" || e.Limits[0].Message != "9 devices requested, and no node has more than 8" {
+		t.Errorf("got %s", text(t, e))
 	}
 }
 

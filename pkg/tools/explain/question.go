@@ -58,8 +58,9 @@ func AboutTemplate(t *resourceapi.ResourceClaimTemplate) *Question {
 type Namespace struct {
 	Claims    map[string]*resourceapi.ResourceClaim
 	Templates map[string]*resourceapi.ResourceClaimTemplate
-	// Events are those of the pod.
-	Events []corev1.Event
+	// Events are those of the pod. EventsUnread is why they are not known.
+	Events       []corev1.Event
+	EventsUnread error
 	// Quotas are those of the namespace. QuotasUnread is why they are not known.
 	Quotas       []*corev1.ResourceQuota
 	QuotasUnread error
@@ -176,8 +177,13 @@ func (q *Question) extended(o Objects) *resourceapi.ResourceClaim {
 		switch {
 		case class != "":
 			q.resources = append(q.resources, name)
-			requests := extendedRequests(containers, len(q.pod.Spec.InitContainers), name, class)
-			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requests...)
+			for _, r := range extendedRequests(containers, len(q.pod.Spec.InitContainers), name, class) {
+				taken := func(other resourceapi.DeviceRequest) bool { return other.Name == r.Name }
+				for slices.ContainsFunc(claim.Spec.Devices.Requests, taken) { // by a resource of that name in another domain
+					r.Name += "-2"
+				}
+				claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, r)
+			}
 		case !slices.ContainsFunc(o.Nodes, func(n *corev1.Node) bool { _, ok := n.Status.Allocatable[name]; return ok }):
 			q.causes = append(q.causes, Cause{Kind: ClassMissing, name: string(name)})
 		}

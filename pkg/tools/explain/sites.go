@@ -115,6 +115,19 @@ func (s *site) publishes(driver string) bool {
 	return slices.ContainsFunc(s.pools, func(p *pool) bool { return p.Driver == driver })
 }
 
+// unusable is why the allocator uses no device of pools.
+func (s *site) unusable() (found causes) {
+	for _, p := range s.pools {
+		switch {
+		case p.IsIncomplete():
+			found.add(Cause{Kind: Incomplete, name: p.Pool.Pool, most: p.Have(), want: p.Want})
+		case p.Invalid != "":
+			found.add(Cause{Kind: InvalidPool, name: p.Invalid})
+		}
+	}
+	return found
+}
+
 // newPool subtracts what allocated devices consume of the counters.
 func newPool(of *resourcepool.Pool, uses map[string]*use) *pool {
 	p := &pool{Pool: of, uses: uses}

@@ -5,13 +5,22 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // Print writes an explanation for people; for those who know how devices are published, with counters.
 func (e *Explanation) Print(w io.Writer, verbose bool) error {
 	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line := func(format string, args ...any) {
+		format, gap := strings.CutPrefix(format, "\n")
+		if gap {
+			b.WriteString("\n")
+		}
+		b.WriteString(inspect.Printable(fmt.Sprintf(format, args...)) + "\n")
+	}
 	cause := func(c *Cause, indent string, several bool) {
 		c.print(line, indent, several)
 		if verbose && c.Kind == Counter {
@@ -110,12 +119,17 @@ func (e *Explanation) Told() []Group {
 	for _, g := range e.Groups {
 		switch {
 		case g.Fits && len(e.Requests) == 0:
-		case !g.Fits && (e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && g.Causes[0].Kind == Invalid):
+		case !g.Fits && (e.State == Allocated || e.State == Waits && len(e.Requests) == 0 || len(g.Causes) == 1 && e.everywhere(&g.Causes[0])):
 		default:
 			told = append(told, g)
 		}
 	}
 	return told
+}
+
+// everywhere reports whether a cause of nodes keeps the pod from all others, too.
+func (e *Explanation) everywhere(c *Cause) bool {
+	return c.Kind == Invalid || slices.ContainsFunc(e.Causes, func(all Cause) bool { return all.Message == c.Message })
 }
 
 // text describes a request.

@@ -51,7 +51,11 @@ func (q *Question) waits(in Namespace, o Objects) {
 	looked, says := verdictOn(pod, in.Events)
 	q.says = says
 	if age := o.Now.Sub(pod.CreationTimestamp.Time); !looked && !o.Now.IsZero() && !pod.CreationTimestamp.IsZero() && age >= soon {
-		q.causes = append(q.causes, Cause{Kind: NoScheduler, name: pod.Spec.SchedulerName, age: age})
+		unseen := Cause{Kind: NoScheduler, name: pod.Spec.SchedulerName, age: age}
+		if in.EventsUnread != nil && !slices.Contains([]string{"", corev1.DefaultSchedulerName}, unseen.name) {
+			unseen.remedy = fmt.Sprintf("its Events are not known: %v; if it has none, ", in.EventsUnread)
+		}
+		q.causes = append(q.causes, unseen)
 	}
 }
 
@@ -128,9 +132,13 @@ func (c *Cause) describeWait() {
 		c.Message = fmt.Sprintf("the claim was not created from ResourceClaimTemplate %s", c.name)
 		c.Remedy = "kube-controller-manager creates it: the pod's Events say what refuses it, such as a quota or a webhook"
 	case NoScheduler:
-		c.Message = fmt.Sprintf("no scheduler has looked at the pod since it was created %s ago: its schedulerName is %s",
+		looked := "looked at the pod"
+		if c.remedy != "" {
+			looked = "set the pod's condition PodScheduled"
+		}
+		c.Message = fmt.Sprintf("no scheduler has %s since it was created %s ago: its schedulerName is %s", looked,
 			duration.HumanDuration(c.age), cmp.Or(c.name, corev1.DefaultSchedulerName)) + suggest.Question(c.Suggestions...)
-		c.Remedy = "start that scheduler, or create the pod anew with the schedulerName of one that runs"
+		c.Remedy = c.remedy + "start that scheduler, or create the pod anew with the schedulerName of one that runs"
 		if others := slices.DeleteFunc(slices.Clone(c.known), func(s string) bool { return s == c.name }); len(others) > 0 {
 			c.Remedy += "; others have their nodes from " + strings.Join(others, ", ")
 		}

@@ -58,6 +58,12 @@ Node node-1: enough devices are free
 		"a scheduler that writes Events alone": {func(_ *bed, _ *corev1.Pod, in *Namespace) {
 			in.Events = []corev1.Event{event(2, "no room for the gang"), event(1, "earlier"), {Reason: "Pulled", Message: "other"}}
 		}, Waits, "- the scheduler says: no room for the gang\n"},
+		"a scheduler that may have written Events": {func(_ *bed, _ *corev1.Pod, in *Namespace) { in.EventsUnread = errors.New("list Events: forbidden") }, Waits,
+			"- no scheduler has set the pod's condition PodScheduled since it was created 5m ago: its schedulerName is cleave-sheduler: did you mean cleave-scheduler?\n" +
+				"  (its Events are not known: list Events: forbidden; if it has none, start that scheduler, or create the pod anew"},
+		"kube-scheduler, which sets the condition": {func(_ *bed, pod *corev1.Pod, in *Namespace) {
+			pod.Spec.SchedulerName, in.EventsUnread = corev1.DefaultSchedulerName, errors.New("list Events: forbidden")
+		}, Waits, "- no scheduler has looked at the pod since it was created 5m ago: its schedulerName is default-scheduler\n  (start that scheduler"},
 		"a scheduler with an allocator of its own": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.SchedulerName = "volcano" }, Waits,
 			"\nThe pod's scheduler is volcano, of which some releases allocate no partitions or shares: see docs/queues.md. What fits is said as for kube-scheduler.\n"},
 		"a pod that asks for no devices": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.ResourceClaims = nil }, Waits,

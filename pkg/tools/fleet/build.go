@@ -109,6 +109,7 @@ func (s *Source) node(ctx context.Context, name string, before *Node) *Node {
 	default:
 		n = nodeOf(view)
 		if state, err := s.packing.State(pool.Slices, pool.Claims, pool.Rules); err != nil {
+			n.close()
 			n.Problems = append(slices.Clip(n.Problems), fmt.Sprintf("its fragmentation is unknown: %v", err))
 		} else {
 			n.left = state.Free()

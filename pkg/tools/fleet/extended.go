@@ -54,8 +54,9 @@ func (s *Source) pendingPods() resource {
 	}
 }
 
-// podChanged marks the claims that a pod waits for.
+// podChanged marks the claims that a pod waits for. Their rows do not show its gates, its conditions, nor where it may run.
 func podChanged(d *dirty, p *corev1.Pod) {
+	d.reasons = d.reasons || len(p.Spec.InitContainers)+len(p.Spec.Containers)+len(p.Spec.ResourceClaims) > 0
 	d.claims[extendedKey(p)] = true
 	for _, key := range claimsOf(p) {
 		d.claims[key] = true
@@ -181,12 +182,14 @@ func (w *watches) classFor(name corev1.ResourceName) *resourceapi.DeviceClass {
 	return nil
 }
 
-// withExtendedOnly is the pod with the extended resources that classes serve, unless it is known what device plugins of nodes have.
-func (w *watches) withExtendedOnly(p *corev1.Pod) *corev1.Pod {
+// withoutNodes is the pod without what Nodes decide, unless they are known: whether their labels match, and extended resources that no
+// class serves, as device plugins may have them.
+func (w *watches) withoutNodes(p *corev1.Pod) *corev1.Pod {
 	if w.nodes != nil {
 		return p
 	}
 	only := p.DeepCopy()
+	only.Spec.NodeSelector, only.Spec.Affinity = nil, nil
 	for _, all := range [][]corev1.Container{only.Spec.InitContainers, only.Spec.Containers} {
 		for i := range all {
 			for name := range all[i].Resources.Requests {

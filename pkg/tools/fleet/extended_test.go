@@ -174,6 +174,25 @@ func TestSource_ExplainPods(t *testing.T) {
 	}
 }
 
+// Without the right to list Nodes, their labels are not known: none of them is excluded by these.
+func TestSource_ExplainNodesForbidden(t *testing.T) {
+	pod := usingClaims("web", "shared")
+	pod.Spec.NodeSelector = map[string]string{"pool": "gpu"}
+	client := clusterOf(t, "l40s", []string{"a"}, claimed("dev", "shared", "gpu.cleave.dev", ""), pod)
+	forbid(client, "nodes")
+	s := running(t, client, Config{Pods: true})
+	got, err := s.Explain(t.Context(), []string{"dev/shared"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := got["dev/shared"]; e.Subject != "Pod dev/web" || len(e.Groups) != 1 || !e.Groups[0].Fits || e.Outlook != "" {
+		t.Errorf("got %+v, want a node that fits", e)
+	}
+	if notices := s.Snapshot().Notices; len(notices) != 1 || !strings.Contains(notices[0], "claims are explained without taints, node selectors") {
+		t.Errorf("notices %q", notices)
+	}
+}
+
 func TestNewSource_PodsForbidden(t *testing.T) {
 	client := extendedCluster(t)
 	forbid(client, "pods")

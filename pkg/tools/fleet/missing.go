@@ -172,7 +172,8 @@ func (a *asker) namespace(name string) explain.Namespace {
 	if in, ok := a.namespaces[name]; ok {
 		return in
 	}
-	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{}}
+	in := explain.Namespace{Claims: map[string]*resourceapi.ResourceClaim{}, Templates: map[string]*resourceapi.ResourceClaimTemplate{},
+		EventsUnread: errors.New("the dashboard does not read them")}
 	for _, c := range a.objects.Claims {
 		if c.Namespace == name {
 			in.Claims[c.Name] = c
@@ -195,10 +196,10 @@ func (a *asker) namespace(name string) explain.Namespace {
 	return in
 }
 
-// known is the pod with what is known of it: without extended resources that device plugins may serve, unless it is known what these have,
-// and without claims that are not created, unless their templates are.
+// known is the pod with what is known of it: without what Nodes decide, unless they are known, and without claims that are not created,
+// unless their templates are.
 func (a *asker) known(p *corev1.Pod) *corev1.Pod {
-	p = a.withExtendedOnly(p)
+	p = a.withoutNodes(p)
 	if a.templates != nil || len(uncreated(p)) == 0 {
 		return p
 	}

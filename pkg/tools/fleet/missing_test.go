@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	quantity "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 )
@@ -143,6 +145,52 @@ func TestSource_MissingClaimsChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, s, is(""))
+}
+
+// What no row shows makes a new snapshot, too, where it changes why a claim waits.
+func TestSource_ReasonsChange(t *testing.T) {
+	for name, change := range map[string]func(ctx context.Context, client *fake.Clientset, pod *corev1.Pod) error{
+		"gate": func(ctx context.Context, client *fake.Clientset, pod *corev1.Pod) error {
+			pod.Spec.SchedulingGates = nil
+			_, err := client.CoreV1().Pods("dev").Update(ctx, pod, metav1.UpdateOptions{})
+			return err
+		},
+		"condition": func(ctx context.Context, client *fake.Clientset, pod *corev1.Pod) error {
+			pod.Status.Conditions[0].Message = "0/1 nodes are available: 1 Insufficient cpu."
+			_, err := client.CoreV1().Pods("dev").Update(ctx, pod, metav1.UpdateOptions{})
+			return err
+		},
+		"class": func(ctx context.Context, client *fake.Clientset, _ *corev1.Pod) error {
+			_, err := client.ResourceV1().DeviceClasses().Create(ctx, classOf("new.example.com", "nic.example.com"), metav1.CreateOptions{})
+			return err
+		},
+		"label of a node": func(ctx context.Context, client *fake.Clientset, _ *corev1.Pod) error {
+			node := machineOf("a")
+			node.Labels, node.ResourceVersion = map[string]string{"pool": "gpu"}, "99"
+			_, err := client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{})
+			return err
+		},
+		"device plugin": func(ctx context.Context, client *fake.Clientset, _ *corev1.Pod) error {
+			node := machineOf("a")
+			node.Status.Allocatable, node.ResourceVersion = corev1.ResourceList{"nvidia.com/gpu": quantity.MustParse("1")}, "99"
+			_, err := client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := usingClaims("web", "shared")
+			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			client := clusterOf(t, "l40s", []string{"a"}, claimed("dev", "shared", "gpu.cleave.dev", ""), pod)
+			s := running(t, client, Config{Pods: true})
+			before := s.Snapshot().Version
+			changed := pod.DeepCopy()
+			changed.ResourceVersion = "99"
+			if err := change(t.Context(), client, changed); err != nil {
+				t.Fatal(err)
+			}
+			until(t, s, func(s *Snapshot) bool { return s.Version > before })
+		})
+	}
 }
 
 // Without the right to read templates, it is not known whom a claim concerns that is not created, nor what its pod waits for.

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -103,7 +105,8 @@ type machine struct {
 
 func (m *machine) same(as any) bool {
 	other, ok := as.(*machine)
-	return ok && m.state == other.state && m.policy == other.policy && slices.Equal(m.hard(), other.hard())
+	return ok && m.state == other.state && m.cordoned == other.cordoned && slices.Equal(m.hard(), other.hard()) &&
+		maps.Equal(m.Labels, other.Labels) && equality.Semantic.DeepEqual(m.extended, other.extended)
 }
 
 // hard are the taints that keep away pods which do not tolerate them.

@@ -51,7 +51,7 @@ func (n *Node) HasProblem() bool {
 	return len(n.Problems) > 0 || n.State != "" && n.State != inspect.NodeCordoned
 }
 
-// close leaves nothing free on a node that takes no pods.
+// close leaves nothing free on a node that takes no pods, or none with devices.
 func (n *Node) close() {
 	n.Free, n.Fragmentation, n.left = []inspect.Amount{}, 0, packing.Free{}
 	for i := range n.GPUs {

@@ -47,6 +47,7 @@ type Source struct {
 	watches watches
 	notices []string // of what cannot be watched
 	packing *pools.Cache
+	synced  []cache.InformerSynced // report whether the handlers have seen what there was
 
 	mu      sync.Mutex
 	dirty   dirty
@@ -86,15 +87,13 @@ func NewSource(ctx context.Context, config Config) (*Source, error) {
 func (s *Source) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	var synced []cache.InformerSynced
 	for _, w := range s.watches.all() {
 		wg.Go(func() { w.RunWithContext(ctx) })
-		synced = append(synced, w.HasSynced)
 	}
 	if s.config.Version != nil {
 		wg.Go(func() { s.ping(ctx) })
 	}
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return
 	}
 	klog.FromContext(ctx).Info("Read the cluster", "driver", s.config.Driver, "slices", len(s.watches.slices.GetStore().ListKeys()),

@@ -178,6 +178,24 @@ func TestSource_TaintWithoutEffect(t *testing.T) {
 	}
 }
 
+// Of a pool that the scheduler refuses, nothing is free.
+func TestSource_InvalidPool(t *testing.T) {
+	client := clusterOf(t, "l40s", []string{"a"})
+	for _, s := range slicesOf(t, "l40s", "a") {
+		if len(s.Spec.Devices) < 2 {
+			continue
+		}
+		s.Spec.Devices[0].Name = s.Spec.Devices[1].Name
+		if _, err := client.ResourceV1().ResourceSlices().Update(t.Context(), &s, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := running(t, client, Config{}).Snapshot()
+	if got.Totals.GPUs == 0 || got.Totals.Closed != got.Totals.GPUs || len(got.Totals.Free) > 0 || !got.Nodes[0].HasProblem() {
+		t.Errorf("got %+v, problems %q", got.Totals, got.Nodes[0].Problems)
+	}
+}
+
 func TestSource_PoolIncomplete(t *testing.T) {
 	client := clusterOf(t, "hgx-h100", []string{"a"}, claimed("ml", "train", "gpu.cleave.dev", "a", gpu0))
 	s := running(t, client, Config{})

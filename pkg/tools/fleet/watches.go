@@ -80,11 +80,11 @@ func (s *Source) watch(ctx context.Context) error {
 		lw := cache.ToListWatcherWithWatchListSemantics(
 			&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}, s.config.Client)
 		i := cache.NewSharedIndexInformer(lw, r.example, 0, r.indexers)
-		_, err := i.AddEventHandler(r.handler)
+		handled, err := i.AddEventHandler(r.handler)
 		if err = errors.Join(err, i.SetTransform(r.transform)); err != nil {
 			return fmt.Errorf("watch %s: %w", r.kind, err)
 		}
-		*r.informer = i
+		*r.informer, s.synced = i, append(s.synced, handled.HasSynced)
 	}
 	return nil
 }
@@ -113,7 +113,8 @@ func (s *Source) resources() []resource {
 	}, {
 		kind: "Nodes", informer: &s.watches.nodes, example: &corev1.Node{}, transform: shrinkNode,
 		list: lister(nodes), watch: nodes.Watch, indexers: cache.Indexers{},
-		handler: onChange(func(d *dirty, o *machine) { d.nodes[o.Name] = true }, s.mark), missing: "States of nodes are not shown",
+		handler: onChange(func(d *dirty, o *machine) { d.nodes[o.Name], d.reasons = true, true }, s.mark),
+		missing: "States of nodes are not shown, and claims are explained without taints, node selectors and affinity",
 	}, {
 		kind: "DeviceTaintRules", informer: &s.watches.rules, example: &resourceapi.DeviceTaintRule{}, transform: bare,
 		list: lister(rules), watch: rules.Watch, indexers: cache.Indexers{},
@@ -121,7 +122,7 @@ func (s *Source) resources() []resource {
 	}, {
 		kind: "DeviceClasses", informer: &s.watches.classes, example: &resourceapi.DeviceClass{}, transform: bare,
 		list: lister(classes), watch: classes.Watch, indexers: cache.Indexers{},
-		handler: onChange(func(d *dirty, _ *resourceapi.DeviceClass) { d.all = true }, s.mark),
+		handler: onChange(func(d *dirty, _ *resourceapi.DeviceClass) { d.all, d.reasons = true, true }, s.mark),
 		missing: "Pending claims of other drivers are listed, too",
 	}}
 	if s.config.Pods {
@@ -206,6 +207,7 @@ func (s *Source) ruleChanged(d *dirty, r *resourceapi.DeviceTaintRule) {
 	if selector == nil || selector.Driver != nil && *selector.Driver != s.config.Driver {
 		return
 	}
+	d.reasons = true
 	if selector.Pool == nil {
 		d.all = true
 		return

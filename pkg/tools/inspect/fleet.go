@@ -49,7 +49,7 @@ type FleetNode struct {
 type Summary struct {
 	GPUs int `json:"gpus"`
 	// Free GPUs have no allocation, Whole are allocated to one claim, Partitioned and Shared in parts. Closed have no allocation and
-	// get none: all their devices are tainted, or their node takes no pods.
+	// get none: all their devices are tainted, their node takes no pods, or the scheduler allocates nothing from its pool.
 	Free        int `json:"free"`
 	Whole       int `json:"whole"`
 	Partitioned int `json:"partitioned"`
@@ -147,7 +147,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 	return f
 }
 
-// summarize counts the GPUs of a node. The state is nil if the pool is incomplete.
+// summarize counts the GPUs of a node. The state is nil if the scheduler allocates nothing from its pool.
 func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 	n := FleetNode{Node: p.Node, Summary: Summary{Fits: []Amount{}}}
 	view, err := OfPool(p)
@@ -155,7 +155,7 @@ func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 		n.Problems = append(n.Problems, err.Error())
 		return n, nil
 	}
-	n.DriverVersion, n.CUDAVersion = view.DriverVersion, view.CUDAVersion
+	n.DriverVersion, n.CUDAVersion, n.Problems = view.DriverVersion, view.CUDAVersion, view.Problems
 	for i := range view.GPUs {
 		g := &view.GPUs[i]
 		n.describe(g)
@@ -164,6 +164,7 @@ func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 	InOrder(n.Fits)
 	state, err := pack(p)
 	if err != nil {
+		n.close("")
 		n.Problems = append(n.Problems, fmt.Sprintf("its fragmentation is unknown: %v", err))
 		return n, nil
 	}
@@ -179,7 +180,7 @@ func (n *FleetNode) describe(g *GPU) {
 	}
 }
 
-// close leaves nothing free on a node that takes no pods.
+// close leaves nothing free on a node that takes no pods, or none with devices.
 func (n *FleetNode) close(state string) {
 	n.State, n.Fits, n.Fragmentation = state, []Amount{}, 0
 	n.Free, n.Closed = 0, n.Closed+n.Free

@@ -74,6 +74,27 @@ func TestOfFleet(t *testing.T) {
 	}
 }
 
+// Of a pool that the scheduler refuses, nothing is free.
+func TestOfFleet_InvalidPool(t *testing.T) {
+	m := newMachine(t, "l40s")
+	p := m.published()
+	device(t, &p, m.gpu(0).PCI.DeviceName()).Name = m.gpu(1).PCI.DeviceName()
+	p.Claims = []resourceapi.ResourceClaim{allocated("ml/train", results{result(m.gpu(2).PCI.DeviceName())})}
+	set := NewSliceSet()
+	for i := range p.Slices {
+		if err := set.AddForOverview(&p.Slices[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := OfFleet(testDriver, set, p.Claims, nil, nil, packed()).Nodes[0]
+	if diff := cmp.Diff(Summary{GPUs: 4, Whole: 1, Closed: 3, Fits: []Amount{}}, n.Summary); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if len(n.Problems) == 0 || !strings.HasSuffix(n.Problems[0], "is published twice: the scheduler allocates nothing from the pool") {
+		t.Errorf("problems %q", n.Problems)
+	}
+}
+
 func TestNodeState(t *testing.T) {
 	condition := func(status corev1.ConditionStatus) corev1.NodeStatus {
 		return corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}}

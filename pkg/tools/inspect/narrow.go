@@ -22,7 +22,7 @@ func widths(rows [][]string) []int {
 			if i == len(all) {
 				all = append(all, 0)
 			}
-			all[i] = max(all[i], utf8.RuneCountInString(printable(cell)))
+			all[i] = max(all[i], utf8.RuneCountInString(Printable(cell)))
 		}
 	}
 	return all

@@ -60,7 +60,7 @@ type printer struct {
 }
 
 func (p *printer) linef(format string, args ...any) {
-	fmt.Fprintln(p, strings.TrimRight(printable(fmt.Sprintf(format, args...)), " "))
+	fmt.Fprintln(p, strings.TrimRight(Printable(fmt.Sprintf(format, args...)), " "))
 }
 
 // section begins a section.
@@ -69,8 +69,9 @@ func (p *printer) section(title string) {
 	p.linef("%s", title)
 }
 
-// printable replaces line breaks and control characters, because attributes are untrusted.
-func printable(s string) string {
+// Printable replaces line breaks and control characters, because attributes, selectors and owners are untrusted: they must not forge lines,
+// nor act on a terminal.
+func Printable(s string) string {
 	s = strings.ReplaceAll(s, "\n", "; ")
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -87,7 +88,7 @@ func (p *printer) table(rows [][]string) {
 	for _, row := range rows {
 		var line strings.Builder
 		for i, cell := range row {
-			line.WriteString(cell + strings.Repeat(" ", width[i]-utf8.RuneCountInString(printable(cell))+gap))
+			line.WriteString(cell + strings.Repeat(" ", width[i]-utf8.RuneCountInString(Printable(cell))+gap))
 		}
 		p.linef("%s", line.String())
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
 )
 
-// ErrIncomplete is returned for a node without a complete pool.
-var ErrIncomplete = errors.New("no pool is complete")
+// ErrIncomplete is returned for a node without a complete and valid pool.
+var ErrIncomplete = errors.New("no pool is complete and valid")
 
 // ErrUnpredictable is returned for what only the allocator can predict.
 var ErrUnpredictable = errors.New("only the allocator can decide this")

@@ -11,13 +11,15 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 // Print writes the steps, what they gain, and how many pods are not advised; all of these by name if it is wide.
 func (a *Advice) Print(w io.Writer, wide bool) error {
 	b := &strings.Builder{}
 	for _, problem := range a.Problems {
-		fmt.Fprintf(b, "PROBLEM: %s\n", problem)
+		fmt.Fprintf(b, "PROBLEM: %s\n", inspect.Printable(problem))
 	}
 	pods := 0
 	for _, s := range a.Steps {
@@ -34,7 +36,7 @@ func (a *Advice) Print(w io.Writer, wide bool) error {
 			"The places are those that cleave-scheduler chooses with the strategy pack; another scheduler may choose others.\n")
 	}
 	for _, note := range a.Notes {
-		fmt.Fprintln(b, note)
+		fmt.Fprintln(b, inspect.Printable(note))
 	}
 	if len(a.Kept) > 0 {
 		b.WriteString("\nNot advised, on partly allocated GPUs:\n")
@@ -53,11 +55,14 @@ func count(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// table aligns columns.
+// table aligns columns. Owners and annotations of pods are untrusted.
 func table(rows [][]string) string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
+		for i, cell := range row {
+			row[i] = inspect.Printable(cell)
+		}
 		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
 	_ = t.Flush() // strings have room

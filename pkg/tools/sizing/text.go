@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/cleave-dra/cleave/pkg/tools/inspect"
 )
 
 var errAnswer = errors.New("the answer is of another type")
@@ -17,7 +19,7 @@ var errAnswer = errors.New("the answer is of another type")
 func (a *Advice) Print(w io.Writer) error {
 	var b strings.Builder
 	for _, p := range a.Problems {
-		fmt.Fprintf(&b, "PROBLEM: %s\n", p)
+		fmt.Fprintf(&b, "PROBLEM: %s\n", inspect.Printable(p))
 	}
 	if len(a.Workloads) == 0 {
 		b.WriteString("No claim has devices.\n")
@@ -25,7 +27,11 @@ func (a *Advice) Print(w io.Writer) error {
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, strings.ToUpper(strings.Join(Columns(), "\t")))
 		for i := range a.Workloads {
-			fmt.Fprintln(t, strings.Join(a.Workloads[i].Cells(), "\t"))
+			cells := a.Workloads[i].Cells()
+			for j, cell := range cells {
+				cells[j] = inspect.Printable(cell)
+			}
+			fmt.Fprintln(t, strings.Join(cells, "\t"))
 		}
 		_ = t.Flush() // strings have room
 		fmt.Fprintf(&b, "\n%s\n", a.Summary())
