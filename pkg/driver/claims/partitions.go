@@ -34,12 +34,13 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
-	offered := takenPlaces{p.ledger}.occupantOf(p.unclaimed.of(d.gpu), d.offer, d.extent()).offered // as last seen
 	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
 	if err != nil {
 		return err
 	}
 	whole := found != nil && found.CI != nil
+	// By what is there now: a plugin that starts has not looked for unclaimed partitions yet.
+	offered := whole && takenPlaces{p.ledger}.occupantOf([]gpu.Partition{*found}, d.offer, d.extent()).offered
 	shared := (*gpu.Partition)(nil)
 	if d.shape.IsShare() {
 		shared = others.partition(d.shape, p.ledger.sessions.owns)
@@ -50,7 +51,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case shared != nil:
 		return fmt.Errorf("partition %s is gone although claims share it: it was destroyed outside of Cleave; "+
 			"delete their pods to have it created again", d.name)
-	case offered && whole:
+	case offered:
 		found.Existing = true
 		d.partition = found
 	case d.offer.PartitionMode() == policy.Existing:
