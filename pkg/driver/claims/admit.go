@@ -124,6 +124,10 @@ func (a *preparation) verify(ctx context.Context) error {
 
 // again returns the devices of a claim that is already prepared, and undoes any other state of it.
 func (a *preparation) again(ctx context.Context, have *records.Record) ([]records.Device, error) {
+	have, err := a.Ledger.renew(ctx, a.backend, have) // Recover may not have come to it yet
+	if err != nil {
+		return nil, err
+	}
 	if sameDevices(have, a.toRecord()) {
 		if err := a.Ledger.sessions.check(ctx, a.backend, have); err != nil {
 			return nil, err

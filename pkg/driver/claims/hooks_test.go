@@ -57,6 +57,11 @@ func (l hookedLibrary) DeviceByIndex(index int) (nvml.Device, error) {
 	return hookedDevice{d, l.step}, err
 }
 
+func (l hookedLibrary) DeviceByPCI(pci gpu.PCIAddress) (nvml.Device, error) {
+	d, err := l.Library.DeviceByPCI(pci)
+	return hookedDevice{d, l.step}, err
+}
+
 type hookedDevice struct {
 	nvml.Device
 	step func(what string)

@@ -37,9 +37,9 @@ type ModeOptions struct {
 	InPods func(ctx context.Context, pids []int) bool
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
-	// Overtaken is called after a change with the claims that were allocated devices of the GPU too late to be noticed before it:
-	// they cannot be prepared. May be nil.
-	Overtaken func(g *gpu.GPU, claims []records.Claim)
+	// Overtaken is called after a change, with the GPU as it was, its new mode, and the claims that were allocated devices of it too late
+	// to be noticed before: they cannot be prepared. May be nil.
+	Overtaken func(g *gpu.GPU, enabled bool, claims []records.Claim)
 	// Last has the last reset that was carried out on request. WasReset is called after each; may be nil.
 	Last     *store.File[records.Reset]
 	WasReset func(pci gpu.PCIAddress)
@@ -92,7 +92,7 @@ func (m *Modes) begin(device string, do func(ctx context.Context) error) (run fu
 }
 
 func (m *Modes) change(ctx context.Context, device string, enable bool) error {
-	changed := false
+	var changed *gpu.GPU
 	err := m.locked(ctx, device, func(b *backend, g *gpu.GPU, left records.ModeChange) error {
 		if g.MIG.Enabled == enable {
 			return m.settle(ctx, b, g, left)
@@ -102,12 +102,13 @@ func (m *Modes) change(ctx context.Context, device string, enable bool) error {
 		}
 		klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", device, "uuid", g.UUID, "enable", enable)
 		err := m.perform(ctx, b, g, enable, left, m.reset)
-		now := b.hardware.Node().Find(device)
-		changed = now != nil && now.MIG.Enabled == enable
+		if errors.Is(b.hardware.Usable(g), gpu.ErrModeChanged) { // the inventory as published has the old mode until the next plan
+			changed = g
+		}
 		return err
 	})
-	if changed {
-		m.reportOvertaken(ctx, device, enable)
+	if changed != nil {
+		m.reportOvertaken(ctx, changed, enable)
 	}
 	return err
 }

@@ -14,9 +14,18 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/driver/smi"
 )
+
+// plannedHardware is published as it was planned before a change: the next plan follows the change.
+type plannedHardware struct {
+	modeHardware
+	node *policy.Node
+}
+
+func (p plannedHardware) Node() *policy.Node { return p.node }
 
 // A claim that is allocated while the GPU is being closed is seen before the reset; one that comes later is named.
 func TestModes_AllocatedMeanwhile(t *testing.T) {
@@ -40,15 +49,17 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 				}
 				return nil
 			}
-			b.Modes.Overtaken = func(g *gpu.GPU, claims []records.Claim) {
-				if !g.MIG.Enabled {
-					t.Error("called with the GPU as it was")
+			b.Modes.Overtaken = func(g *gpu.GPU, enabled bool, claims []records.Claim) {
+				if g.PCI.DeviceName() != b.name(0) || !enabled {
+					t.Errorf("called with %s, enabled %t", g.PCI.DeviceName(), enabled)
 				}
 				for _, c := range claims {
 					overtaken = append(overtaken, c.String())
 				}
 			}
 			b.wants[0] = true
+			hw := modeHardware{b.session, func() []bool { return b.wants }}
+			b.SetHardware(plannedHardware{hw, hw.Node()}, b.specs)
 			err := b.change(0)
 			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("got %v, want %q in it", err, tt.want)

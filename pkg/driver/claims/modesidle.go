@@ -115,7 +115,8 @@ func (m *Modes) unprepared(ctx context.Context, device string, most int) (found 
 
 // reportOvertaken reports the claims whose device disappeared with the mode: the scheduler decided too late for the earlier
 // checks to see them.
-func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool) {
+func (m *Modes) reportOvertaken(ctx context.Context, g *gpu.GPU, enabled bool) {
+	device := g.PCI.DeviceName()
 	claims, err := m.unprepared(ctx, device, mostOvertaken)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot determine whether claims were allocated a GPU while its MIG mode changed", "gpu", device)
@@ -126,8 +127,8 @@ func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool
 	}
 	klog.FromContext(ctx).Info("Claims were allocated a GPU while its MIG mode changed; they cannot be prepared", "gpu", device,
 		"enabled", enabled, "claims", claims)
-	if g := m.gate.backend.Load().hardware.Node().Find(device); g != nil && m.Overtaken != nil {
-		m.Overtaken(g, claims)
+	if m.Overtaken != nil {
+		m.Overtaken(g, enabled, claims)
 	}
 }
 

@@ -34,15 +34,16 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
-	offered := takenPlaces{p.ledger}.occupantOf(p.unclaimed.of(d.gpu), d.offer, d.extent()).offered // as last seen
 	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
 	if err != nil {
 		return err
 	}
 	whole := found != nil && found.CI != nil
+	// By what is there now: a plugin that starts has not looked for unclaimed partitions yet.
+	offered := whole && takenPlaces{p.ledger}.occupantOf([]gpu.Partition{*found}, d.offer, d.extent()).offered
 	shared := (*gpu.Partition)(nil)
 	if d.shape.IsShare() {
-		shared = others.partition(d.shape, p.ledger.sessions.owns)
+		shared = others.partition(d.shape, p.ledger.sessions.keeps(b))
 	}
 	switch {
 	case shared != nil && whole && found.UUID == shared.UUID:
@@ -50,7 +51,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case shared != nil:
 		return fmt.Errorf("partition %s is gone although claims share it: it was destroyed outside of Cleave; "+
 			"delete their pods to have it created again", d.name)
-	case offered && whole:
+	case offered:
 		found.Existing = true
 		d.partition = found
 	case d.offer.PartitionMode() == policy.Existing:
@@ -85,7 +86,7 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, before [
 		return nil
 	}
 	if d.admin {
-		if d.partition = others.partition(d.shape, p.ledger.sessions.owns); d.partition == nil {
+		if d.partition = others.partition(d.shape, p.ledger.sessions.keeps(b)); d.partition == nil {
 			return fmt.Errorf("admin access to partition %s, which is allocated to no claim: ask for the GPU instead", d.name)
 		}
 		return nil
@@ -125,7 +126,7 @@ func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record,
 // is destroyed. It cannot be unmanaged, as occupied places are refused earlier.
 func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) (gone bool, err error) {
 	if d.IsShared() {
-		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
+		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.keeps(b)) {
 			return false, nil
 		}
 		corrupt := slices.DeleteFunc(p.ledger.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })

@@ -88,15 +88,9 @@ func (p *Preparer) Unfinished() bool {
 // recoverClaim acts on a record according to its state.
 func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
-		before := now
-		now, err := p.Ledger.renew(ctx, b, before)
+		now, err := p.Ledger.renew(ctx, b, now)
 		if err != nil {
 			return err
-		}
-		if now != before && now.State == records.Prepared {
-			if err := noteSession(ctx, b, now); err != nil {
-				return err
-			}
 		}
 		if now.State != records.Prepared {
 			klog.FromContext(ctx).Info("Cleaning up an unfinished claim", "claim", now.Claim, "state", now.State)

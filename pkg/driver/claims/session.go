@@ -40,6 +40,11 @@ func (s sessions) owns(d *records.Device) bool {
 	return d.Partition != nil && !d.Partition.Existing && s.current(d.GPU, d.Session)
 }
 
+// keeps is owns for partitions of claims whose records may not have been renewed yet.
+func (s sessions) keeps(b *backend) func(d *records.Device) bool {
+	return func(d *records.Device) bool { return s.owns(d) || s.proves(b, d) }
+}
+
 // outlived lists the partitions of a record that were created in an earlier session of the driver.
 func (s sessions) outlived(r *records.Record) []*records.Device {
 	var found []*records.Device
@@ -106,8 +111,8 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 	return nil
 }
 
-// renew records the current session for partitions of a record that provably still exist after the driver was released. The
-// caller holds the locks of its GPUs.
+// renew records the current session for partitions of a record that provably still exist after the driver was released, in the spec of a
+// prepared claim, too. The caller holds the locks of its GPUs.
 func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*records.Record, error) {
 	if l.sessions.DriverSessions == nil {
 		return r, nil
@@ -125,7 +130,10 @@ func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*rec
 	if !changed {
 		return r, nil
 	}
-	return renewed, l.write(renewed)
+	if err := l.write(renewed); err != nil || renewed.State != records.Prepared {
+		return renewed, err
+	}
+	return renewed, noteSession(ctx, b, renewed)
 }
 
 // EndSession ends the driver's current session: Cleave no longer owns the partitions created in it, except those that

@@ -77,11 +77,17 @@ func in(s *sessionsOf) func(*Options) { return func(o *Options) { o.Sessions = s
 // release releases the driver, and uses it again after something happened.
 func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 	b.t.Helper()
+	leave(b)
+	meanwhile()
+	return b.restart(in(s))
+}
+
+// leave releases the driver.
+func leave(b *simBed) {
+	b.t.Helper()
 	b.SetWaiting(gpu.ErrDriverNotLoaded)
 	b.Quiesce()
 	must(b.t, b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}))
-	meanwhile()
-	return b.restart(in(s))
 }
 
 // A partition that someone else created anew, in the same place and with the same IDs, is never destroyed, and tainted.
@@ -145,6 +151,48 @@ func TestDriverSession_PartitionWithWitness(t *testing.T) {
 	b.unprepare("same")
 	b.unprepare("other")
 	b.want(list("0 19@5"), nil, nil)
+}
+
+// The kubelet may call before Recover has come to a claim.
+func TestDriverSession_CallsBeforeRecover(t *testing.T) {
+	b, s := newSessionBed(t)
+	s.witness = map[int]string{13: "w13", 12: "w12"}
+	b.prepare("runs", b.name(0, 19, 6))
+	b.prepare("ended", b.name(0, 19, 5))
+	leave(b)
+	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+	b.unprepare("ended")
+	b.want(list("0 19@6"), list("runs"), list("runs"))
+	b.prepare("runs", b.name(0, 19, 6))
+	equal(t, "session in the spec", s.session, b.specs.ClaimSession("runs", b.name(0, 19, 6)))
+	b.unprepare("runs")
+	b.want(nil, nil, nil)
+}
+
+// A partition stays for the claims that go on sharing it, although their records are renewed later.
+func TestDriverSession_SharedPartition(t *testing.T) {
+	for name, end := range map[string]func(b *simBed, s *sessionsOf) *simBed{
+		"without the driver": func(b *simBed, s *sessionsOf) *simBed { return b.release(s, func() { b.unprepare("a") }) },
+		"before Recover": func(b *simBed, _ *sessionsOf) *simBed {
+			leave(b)
+			b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+			b.prepare("late", b.slice())
+			b.unprepare("a")
+			b.unprepare("late")
+			return b
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := newSessionBed(t)
+			b.use(sharedPartitions())
+			s.witness = map[int]string{b.prepare("a", b.slice())[0].Partition.GI: "w"}
+			b.prepare("b", b.slice())
+			b = end(b, s)
+			b.want(list("0 9@4"), list("b"), list("b"))
+			b.unprepare("b")
+			b.want(nil, nil, nil)
+		})
+	}
 }
 
 func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {

@@ -148,6 +148,10 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState, a
 	if b.hardware == nil && len(have.Partitions()) > 0 {
 		return p.markReleasing(have, pods, answers, p.releasable(ctx, b, have, settledOf(have, nil, have.InSpec()), pods, nil))
 	}
+	have, err := p.Ledger.renew(ctx, b, have) // Recover may not have come to it yet
+	if err != nil {
+		return err
+	}
 	gone, settled, err := p.undo(ctx, b, have)
 	if err != nil {
 		settled = p.releasable(ctx, b, have, settled, pods, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
+	"github.com/cleave-dra/cleave/pkg/driver/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -180,4 +181,25 @@ func TestPrepare_ExistingPartition(t *testing.T) {
 	b.prepare("b", device)
 	b.unprepare("b")
 	b.want(list("0 19@6"), nil, nil)
+}
+
+// Claims that wait for a plugin to start are prepared before it has looked for partitions.
+func TestPrepare_BeforeFirstLook(t *testing.T) {
+	for name, offer := range map[string]*policy.PartitionOffer{
+		"layout":   cutInto(place(19, 6, 1)),
+		"existing": {Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			b.lay(cutInto(place(19, 6, 1)))
+			b.lay(offer)
+			b.dying(1000, func(e *Preparer, _ *nvml.Session) { // lives long enough
+				got := mustPrepare(t, e, deviceClaim("a", b.name(0, 19, 6)))
+				if len(got) != 1 || !got[0].Partition.Existing {
+					t.Errorf("got %v, want the partition that exists", got)
+				}
+			})
+			b.want(list("0 19@6"), list("a"), list("a"))
+		})
+	}
 }

@@ -40,14 +40,9 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
 		}
-		if c.inventory.releasedAt(i) {
-			continue
-		}
 		dog := c.dogs.of(i)
 		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), changeTimeout, true, func() (found, error) {
-			dev, g, err := readGPU(c.lib, i, c.inventory.sysfs)
-			g.MIG.NeedsReset = g.MIG.NeedsReset || c.inventory.requiresReset(&g)
-			return found{dev, g}, err
+			return c.read(i, func() (Device, error) { return c.lib.DeviceByIndex(i) })
 		})
 		if _, twice := d.handles[f.gpu.PCI]; err == nil && twice {
 			err = fmt.Errorf("GPU %d reports the PCI address %s of an earlier one", i, f.gpu.PCI)
@@ -62,6 +57,13 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 	}
 	gpu.SortGPUs(d.node.GPUs)
 	return d, nil
+}
+
+// read opens a GPU and reads it.
+func (c *calls) read(index int, open func() (Device, error)) (found, error) {
+	dev, g, err := readGPU(open, index, c.inventory.sysfs)
+	g.MIG.NeedsReset = g.MIG.NeedsReset || c.inventory.requiresReset(&g)
+	return found{dev, g}, err
 }
 
 // readNode reads node-wide data. After a hang the caller must not use node and count.
@@ -90,9 +92,9 @@ func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 }
 
 // readGPU reads one GPU. Identifying attributes are required; the rest is optional.
-func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, error) {
+func readGPU(open func() (Device, error), index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, error) {
 	g := gpu.GPU{Index: index}
-	dev, err := lib.DeviceByIndex(index)
+	dev, err := open()
 	if err != nil {
 		return nil, g, fmt.Errorf("get a handle to GPU %d: %w", index, err)
 	}

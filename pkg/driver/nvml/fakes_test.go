@@ -128,6 +128,15 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	return l.devices[index], nil
 }
 
+func (l *fakeLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
+	for _, d := range l.devices {
+		if at, err := gpu.ParsePCIAddress(d.bus); err == nil && at == pci {
+			return d, l.call("DeviceByPCI")
+		}
+	}
+	return nil, gpu.ErrNotFound
+}
+
 // fakeDevice is an H100 whose calls fail as a test says. What no test of this package calls is nil.
 type fakeDevice struct {
 	Device

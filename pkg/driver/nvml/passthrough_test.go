@@ -41,6 +41,8 @@ func TestSetMIG_GuestNeedsResetAfterAll(t *testing.T) {
 			t.Errorf("needs a reset %t, %d partitions; want the whole GPU alone", g.MIG.NeedsReset, len(g.PartitionShapes()))
 		}
 		must(t, b.Refresh(t.Context()))
+		must(t, b.Release(t.Context(), pci))
+		must(t, b.Retake(t.Context(), pci))
 	}
 	if g := b.Node().GPUs[1]; g.MIG.NeedsReset {
 		t.Error("another GPU is marked, too")

@@ -48,6 +48,9 @@ type scan struct {
 func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
 	s.rereading.Lock()
 	defer s.rereading.Unlock()
+	if slices.ContainsFunc(s.Node().GPUs, func(g gpu.GPU) bool { return s.inventory.isReleased(g.PCI) }) {
+		return false, nil // a read goes by indexes, and would open the GPU
+	}
 	missing, gone := s.scan.compare(s.inventory, allocated)
 	stale := s.stale.Swap(false)
 	if !slices.Equal(missing, s.scan.missing) {

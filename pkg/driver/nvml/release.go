@@ -29,11 +29,11 @@ func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
 		return nil
 	}
 	s.inventory.setReleased(pci, true)
+	s.stale.Store(true) // afterwards the next scan takes the handles that cannot be taken here, and reads the indexes, which may change
 	klog.FromContext(ctx).V(4).Info("Closing a GPU", "pci", pci)
 	err := s.calls.restart(ctx, s.root, releaseWait, func() { s.calls.reopen(ctx) })
 	if err != nil {
 		s.inventory.setReleased(pci, false)
-		s.stale.Store(true) // the next scan takes new handles
 		return fmt.Errorf("close the GPU at %s: %w", pci, err)
 	}
 	return nil
@@ -50,11 +50,7 @@ func (s *Session) Retake(ctx context.Context, pci gpu.PCIAddress) error {
 	}
 	dog := s.calls.dogs.of(was.Index)
 	f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", was.Index), changeTimeout, true, func() (found, error) {
-		dev, g, err := readGPU(s.calls.lib, was.Index, s.inventory.sysfs)
-		if err == nil && g.PCI != pci {
-			err = fmt.Errorf("index %d is now the GPU at %s", was.Index, g.PCI)
-		}
-		return found{dev, g}, err
+		return s.calls.read(was.Index, func() (Device, error) { return s.calls.lib.DeviceByPCI(pci) })
 	})
 	if err != nil {
 		s.stale.Store(true) // the next scan tries again
@@ -76,7 +72,8 @@ func (s *Session) Usable(g *gpu.GPU) error {
 	return nil
 }
 
-// reopen takes new handles of all GPUs that are not released, after a restart. No other call runs meanwhile.
+// reopen takes new handles of all GPUs that are not released, after a restart. No other call runs meanwhile. It goes by address, as the
+// restart has changed indexes if a GPU has come or gone.
 func (c *calls) reopen(ctx context.Context) {
 	v := c.inventory
 	handles := map[gpu.PCIAddress]handle{}
@@ -86,10 +83,7 @@ func (c *calls) reopen(ctx context.Context) {
 		if err != nil {
 			continue // released, or there was none
 		}
-		dev, err := c.lib.DeviceByIndex(g.Index)
-		if err == nil {
-			err = atAddress(dev, g.PCI)
-		}
+		dev, err := c.lib.DeviceByPCI(g.PCI)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", g.PCI)
 			continue // no handle until the next scan
@@ -97,18 +91,6 @@ func (c *calls) reopen(ctx context.Context) {
 		handles[g.PCI] = handle{Device: dev, dog: before.dog, epoch: int(c.epoch.Load())}
 	}
 	v.replaceHandles(handles)
-}
-
-// atAddress fails if a handle does not belong to the GPU at an address.
-func atAddress(dev Device, pci gpu.PCIAddress) error {
-	info, err := dev.PCIInfo()
-	if err != nil {
-		return err
-	}
-	if at, err := gpu.ParsePCIAddress(info.BusID); err != nil || at != pci {
-		return fmt.Errorf("the index of the GPU at %s now belongs to the one at %s", pci, info.BusID)
-	}
-	return nil
 }
 
 // outdateEvents ends subscriptions that lack a GPU.
@@ -124,13 +106,6 @@ func (v *inventory) isReleased(pci gpu.PCIAddress) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.released[pci]
-}
-
-// releasedAt reports whether the GPU of an index is released.
-func (v *inventory) releasedAt(index int) bool {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.last != nil && slices.ContainsFunc(v.last.node.GPUs, func(g gpu.GPU) bool { return g.Index == index && v.released[g.PCI] })
 }
 
 func (v *inventory) setReleased(pci gpu.PCIAddress, released bool) {

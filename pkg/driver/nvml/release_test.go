@@ -120,6 +120,31 @@ func TestSession_ReleaseKeepsOthers(t *testing.T) {
 	}
 }
 
+// A GPU that has left changes the indexes of others, and one that cannot be opened again is opened by a later look.
+func TestSession_ReleaseLosesOther(t *testing.T) {
+	r := newSharedBed(t, "dgx-a100")
+	ctx := t.Context()
+	r.allocated[r.gpu(2).PCI] = true
+	must(t, r.node.Hardware().SetAbsent(2, true))
+	must(t, r.node.Hardware().Lose(6))
+	must(t, r.Release(ctx, r.gpu(4).PCI))
+	must(t, r.VerifyGPU(ctx, r.gpu(5)))
+	if err := r.VerifyGPU(ctx, r.gpu(6)); err == nil {
+		t.Error("a GPU that is lost answers")
+	}
+	must(t, r.node.Faults().Clear(6))
+	_, err := r.rediscover()
+	must(t, err)
+	must(t, r.node.Hardware().Reset(4)) // the look has not opened it
+	must(t, r.Retake(ctx, r.gpu(4).PCI))
+	_, err = r.rediscover()
+	must(t, err)
+	for i := 3; i < 8; i++ {
+		must(t, r.VerifyGPU(ctx, r.gpu(i)))
+		equal(t, "index", i-1, r.gpu(i).Index)
+	}
+}
+
 // A GPU that does not answer after its reset is looked for again.
 func TestSession_RetakeFails(t *testing.T) {
 	r := newSharedBed(t, "dgx-a100")

@@ -33,9 +33,9 @@ const reasonOvertaken = "ClaimOvertaken" // a GPU's MIG mode changed while it wa
 // overtaken reports claims that were allocated a GPU too late to be noticed before its MIG mode changed.
 type overtaken struct{ events *cluster.Events }
 
-func (o overtaken) report(g *gpu.GPU, all []records.Claim) {
+func (o overtaken) report(g *gpu.GPU, enabled bool, all []records.Claim) {
 	change := controller.Describe(g) + " has left MIG mode"
-	if g.MIG.Enabled {
+	if enabled {
 		change = controller.Describe(g) + " has entered MIG mode"
 	}
 	var names []string

@@ -16,8 +16,8 @@ import (
 // Claims that a change of the MIG mode has overtaken are named on the node, and learn of it themselves.
 func TestOvertaken(t *testing.T) {
 	recorder := &objectRecorder{}
-	g := &gpu.GPU{UUID: "GPU-1", MIG: gpu.MIG{Enabled: true}}
-	overtaken{cluster.NewEventsWith(recorder, "n")}.report(g, []records.Claim{
+	g := &gpu.GPU{UUID: "GPU-1"} // as it was
+	overtaken{cluster.NewEventsWith(recorder, "n")}.report(g, true, []records.Claim{
 		{Namespace: "ns", Name: "a", UID: "1"}, {Namespace: "ns", Name: "b", UID: "2"},
 	})
 	subjects, messages := recorder.typed()
