@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/admission"
@@ -81,7 +82,11 @@ func (f *explainFlags) explainFile(ctx context.Context, a *asker, stdout, stderr
 func (a *asker) ofFile(ctx context.Context, o *explain.Objects) (all []*explain.Question, err error) {
 	named := map[string]bool{}
 	for _, c := range a.file.Classes {
-		o.Classes = slices.DeleteFunc(o.Classes, func(have *resourceapi.DeviceClass) bool { return have.Name == c.Name })
+		c.CreationTimestamp = metav1.NewTime(o.Now) // of several classes for a resource the newest counts
+		if at := slices.IndexFunc(o.Classes, func(have *resourceapi.DeviceClass) bool { return have.Name == c.Name }); at >= 0 {
+			c.CreationTimestamp = o.Classes[at].CreationTimestamp
+			o.Classes = slices.Delete(o.Classes, at, at+1)
+		}
 		o.Classes = append(o.Classes, c)
 	}
 	for i := range a.file.Pods {

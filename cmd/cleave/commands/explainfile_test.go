@@ -10,8 +10,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
@@ -82,7 +85,18 @@ const (
 
 // What people have.
 func TestExplain_File(t *testing.T) {
-	client := cluster(t, classes(t)...)
+	const resource = "example.com/gpu"
+	selects := func(name, expression string) *resourceapi.DeviceClass {
+		return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: new(resource),
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}
+	}
+	old, newer := selects("old.example.com", "false"), selects("newer.example.com", "false")
+	old.CreationTimestamp, newer.CreationTimestamp = metav1.NewTime(time.Now().Add(-2*time.Hour)), metav1.NewTime(time.Now().Add(-time.Hour))
+	client := cluster(t, append(classes(t), old, newer)...)
+	served := func(by string) string {
+		return "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: " + by + "}\nspec: {extendedResourceName: " + resource + ", selectors: [{cel: {expression: 'device.driver == \"gpu.cleave.dev\" && device.attributes[\"gpu.cleave.dev\"].type == \"gpu\"'}}]}\n" +
+			"---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: a, resources: {limits: {" + resource + ": 1}}}]}\n"
+	}
 	deployment := "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {replicas: 2, template: {spec: " + spec + "}}\n"
 	tests := map[string]struct {
 		text, stderr, err string
@@ -94,8 +108,15 @@ func TestExplain_File(t *testing.T) {
 		"several pods": {text: template + "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: r, namespace: team}\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a}]}}}, workerGroupSpecs: [{template: {spec: " + spec + "}}, {template: {spec: {containers: [{name: b, resources: {limits: {nvidia.com/gpu: 9}}}]}}}]}\n",
 			err:    "RayCluster team/r (spec.workerGroupSpecs[0].template.spec), RayCluster team/r (spec.workerGroupSpecs[1].template.spec) fits no node",
 			stdout: []string{"request b-gpu: 9", "9 devices requested"}},
+		"a node by name": {text: template + strings.Replace(deployment, "containers", "nodeName: node-1, containers", 1), err: "Deployment ml/d fits no node",
+			stdout: []string{"Deployment ml/d cannot be scheduled:", "- claim ml/gpu has no devices: the pod was given its node without them, as by spec.nodeName\n"}},
+		"a resource on a node by name": {text: "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {nodeName: node-1, containers: [{name: a, resources: {limits: {nvidia.com/gpu: 1}}}]}\n", err: "Pod ml/p fits no node",
+			stdout: []string{"Pod ml/p cannot be scheduled:", "- claim ml/p-extended-resources has no devices"}},
 		"a typo": {text: "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: a, resources: {limits: {nvidia.com/mig-1g.10g: 1}}}]}\n", err: "Pod ml/p fits no node",
 			stdout: []string{"no DeviceClass serves the extended resource nvidia.com/mig-1g.10g"}},
+		"a class that is newer than those of the cluster": {text: served("newest.example.com"), stdout: []string{"Pod ml/p fits:\n  claim ml/p-extended-resources, request a-gpu: 1 of class newest.example.com\n"}},
+		"a class in place of one of the cluster":          {text: served("newer.example.com"), stdout: []string{"Pod ml/p fits:\n  claim ml/p-extended-resources, request a-gpu: 1 of class newer.example.com\n"}},
+		"a class in place of an older one":                {text: served("old.example.com"), err: "Pod ml/p fits no node", stdout: []string{"request a-gpu: 1 of class newer.example.com\n"}},
 		"no container uses the claim": {text: template + "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: a}], resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]}\n",
 			stdout: []string{"Pod ml/p fits:", "No container names claim \"gpu\": its devices are allocated, and no container gets them."}},
 		"other kinds":       {text: template + deployment + "---\napiVersion: v1\nkind: Service\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: cpu}\nspec: {containers: [{name: a}]}\n", stdout: []string{"Deployment ml/d fits:"}, stderr: "cleave: f.yaml: passed over: Service, Pod\n"},

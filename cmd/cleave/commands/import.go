@@ -133,7 +133,7 @@ func (f *importFlags) read(stdin io.Reader, files []string, kind string, read im
 	err error) {
 	var parts []migrate.Part
 	var problems []error
-	defaultName := ""
+	defaultName, strategy := "", ""
 	for _, file := range files {
 		data, err := readInput(stdin, file)
 		var found *migrate.Parts
@@ -148,13 +148,14 @@ func (f *importFlags) read(stdin io.Reader, files []string, kind string, read im
 		for _, p := range found.PassedOver {
 			passedOver = append(passedOver, file+": "+p)
 		}
-		defaultName = cmp.Or(defaultName, found.Defaults[kind])
+		defaultName, strategy = cmp.Or(defaultName, found.Defaults[kind]), cmp.Or(strategy, found.MIGStrategy)
 	}
 	if len(parts) > 1 && f.name != "" {
 		return nil, nil, cli.UsageError(fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts)))
 	}
 	for _, part := range parts {
-		imported, err := read(part, migrate.Options{File: part.File, Name: f.name, Driver: f.driverName}, len(parts) > 1)
+		options := migrate.Options{File: part.File, Name: f.name, MIGStrategy: strategy, Driver: f.driverName}
+		imported, err := read(part, options, len(parts) > 1)
 		if err == nil && all != nil {
 			err = all.Add(imported)
 		} else if all == nil {

@@ -211,7 +211,7 @@ func TestImport_ConfigMap(t *testing.T) {
 func TestImport_Operator(t *testing.T) {
 	file := writeFile(t, "operator.yaml", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: c}\n  data:\n    any: 'version: v1'\n    shared: |\n      version: v1\n"+
 		"      sharing: {timeSlicing: {failRequestsGreaterThanOne: true, renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}\n"+
-		"- {apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {config: {default: shared}}}}\n")
+		"- {apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {mig: {strategy: mixed}, devicePlugin: {config: {default: shared}}}}\n")
 	dir := t.TempDir()
 	got := cleave(t, "import", "device-plugin", file, "--output-dir", dir)
 	if got.code != cli.ExitOK || !strings.Contains(got.stderr, "passed over: "+file+": ClusterPolicy cluster-policy") || strings.Contains(got.stderr, "no policy is named default") {
@@ -220,6 +220,10 @@ func TestImport_Operator(t *testing.T) {
 	files := filesIn(t, dir)
 	if want := strings.Replace(files["policies/shared.yaml"], "name: shared", "name: default", 1); files["policies/default.yaml"] != want || want == "" {
 		t.Errorf("the default:\n%s\nwant\n%s", files["policies/default.yaml"], want)
+	}
+	if !strings.Contains(files["policies/shared.yaml"], "mode: existing") || !strings.Contains(files["deviceclasses.yaml"], "extendedResourceName: nvidia.com/mig-1g.10gb\n") ||
+		strings.Count(got.stderr, "flags.migStrategy: none: the ClusterPolicy's mig.strategy, which is mixed, comes before that of the file") != 2 {
+		t.Errorf("the strategy of the ClusterPolicy: stderr %s\n%s", got.stderr, files["policies/shared.yaml"])
 	}
 	if a := files["admission.yaml"]; !strings.Contains(a, `["nvidia.com/gpu.shared"].all(`) || !strings.Contains(a, "validationActions: [Deny]") {
 		t.Errorf("the admission policy:\n%s", a)

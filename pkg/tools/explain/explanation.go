@@ -105,7 +105,7 @@ const (
 	SchedulerSays Kind = "schedulerSays"
 	// Quota is a ResourceQuota that leaves too little for a claim, or for the pod.
 	Quota Kind = "quota"
-	// NotAllocated is a claim without devices, of a pod that has a node.
+	// NotAllocated is a claim without devices, of a pod that has a node, or is created with one.
 	NotAllocated Kind = "notAllocated"
 	// UnknownAttribute and UnknownCapacity are names that no device of the cluster has.
 	UnknownAttribute Kind = "unknownAttribute"

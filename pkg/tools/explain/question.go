@@ -82,6 +82,11 @@ func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 func AboutPlanned(subject string, pod *corev1.Pod, in Namespace, o Objects) *Question {
 	q := &Question{subject: subject, pod: pod, planned: true}
 	q.asks(in, o)
+	for _, claim := range q.claims {
+		if pod.Spec.NodeName != "" && claim.Status.Allocation == nil { // no scheduler looks at the pod
+			q.causes = append(q.causes, Cause{Kind: NotAllocated, Claim: nameOf(claim)})
+		}
+	}
 	q.miswirings(in, o)
 	return q
 }

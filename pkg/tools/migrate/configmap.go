@@ -30,6 +30,8 @@ type Parts struct {
 	PassedOver []string
 	// Defaults are the configurations that nodes without a label have, by format, as a ClusterPolicy of the GPU operator names them.
 	Defaults map[string]string
+	// MIGStrategy of the device plugin, as a ClusterPolicy sets it.
+	MIGStrategy string
 }
 
 // object is what an import reads of a Kubernetes object.
@@ -41,6 +43,9 @@ type object struct {
 	Spec            struct {
 		DevicePlugin component `json:"devicePlugin"`
 		MIGManager   component `json:"migManager"`
+		MIG          struct {
+			Strategy string `json:"strategy"`
+		} `json:"mig"`
 	} `json:"spec"`
 }
 
@@ -113,6 +118,7 @@ func (p *Parts) add(file, format string, o *object, raw []byte) error {
 		return p.keys(file, format, o)
 	case o.Kind == "ClusterPolicy":
 		p.Defaults["device-plugin"], p.Defaults["mig-parted"] = o.Spec.DevicePlugin.Config.Default, o.Spec.MIGManager.Config.Default
+		p.MIGStrategy = o.Spec.MIG.Strategy
 		fallthrough
 	default:
 		p.PassedOver = append(p.PassedOver, printable(name))

@@ -18,6 +18,10 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 	if err := decode(data, f); err != nil {
 		return nil, err
 	}
+	own := f.Flags.strategy()
+	if options.MIGStrategy != "" {
+		f.Flags.MigStrategy = &options.MIGStrategy
+	}
 	if err := f.check(); err != nil {
 		return nil, err
 	}
@@ -29,7 +33,7 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 		p.note("", name, "the policy is named %s, as names have lower-case letters; nodes with either label have it", policy.Metadata.Name)
 	}
 	p.noteFlags(&f.Flags)
-	p.noteStrategy()
+	p.noteStrategy(own)
 	p.nameResources()
 	p.share(policy)
 	p.nameWhatIsAskedForToday()
@@ -101,14 +105,22 @@ func (p *pluginImport) sharedWay() *way {
 	return w
 }
 
-func (p *pluginImport) noteStrategy() {
+// noteStrategy notes what the strategy means, and where it is not the file's own.
+func (p *pluginImport) noteStrategy(own string) {
 	const existing = "partitions are offered as they are (mig.mode: existing), and Cleave makes and removes none: import the file of " +
 		"mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
-	switch s := p.file.Flags.strategy(); s {
-	case strategySingle:
+	s := p.file.Flags.strategy()
+	if s != own {
+		p.note("flags.migStrategy", own, "the ClusterPolicy's mig.strategy, which is %s, comes before that of the file", s)
+	}
+	switch {
+	case p.file.Flags.MigStrategy == nil:
+		p.note("flags.migStrategy", own+" (default)", "the plugin's environment (MIG_STRATEGY) and --mig-strategy come before its file: if "+
+			"they are single or mixed, add flags.migStrategy to the file")
+	case s == strategySingle:
 		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several "+
 			"profiles, Cleave offers any of them", existing)
-	case strategyMixed:
+	case s == strategyMixed:
 		p.note("flags.migStrategy", s, "%s", existing)
 	}
 }

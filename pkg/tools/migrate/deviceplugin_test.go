@@ -18,6 +18,7 @@ const (
 	packed        = "memory: {minimum: 1Mi, step: 1Mi}"
 	failOnTwo     = "sharing.timeSlicing.failRequestsGreaterThanOne: false (default)"
 	memoryCounted = "sharing.timeSlicing: "
+	noStrategy    = "flags.migStrategy: none (default)"
 	uuidA, uuidB  = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c", "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16d"
 )
 
@@ -132,6 +133,9 @@ func TestDevicePlugin_Fields(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if !strings.Contains(tt.body, "migStrategy") {
+				tt.notes = append([]string{noStrategy}, tt.notes...)
+			}
 			check(t, i, outcome{map[string]string{"default": tt.rules}, tt.classes, tt.notes})
 		})
 	}
@@ -175,9 +179,9 @@ func TestDevicePlugin_FlagNotes(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", text, err)
 			}
-			var want []string
+			want := []string{noStrategy}
 			if value == tt.noted {
-				want = []string{"flags." + flag + ": " + value}
+				want = []string{"flags." + flag + ": " + value, noStrategy}
 			}
 			var got []string
 			for _, n := range i.Notes {
@@ -300,7 +304,7 @@ func TestDevicePlugin_SeveralFiles(t *testing.T) {
 	check(t, all, outcome{
 		map[string]string{"whole": whole, "also-whole": whole, "notebooks": slicesOf("", 8)},
 		map[string]string{wholeResource: `((.type == "gpu") || (.type == "timeslice"))`},
-		[]string{"flags.gdsEnabled: true", failOnTwo, memoryCounted, "flags.gdsEnabled: true"},
+		[]string{"flags.gdsEnabled: true", noStrategy, noStrategy, failOnTwo, memoryCounted, "flags.gdsEnabled: true", noStrategy},
 	})
 	var names []string
 	for _, p := range all.Policies {
@@ -322,6 +326,30 @@ func TestDevicePlugin_SeveralFiles(t *testing.T) {
 	}
 	if err := all.Add(read("whole", "")); err == nil || !strings.Contains(err.Error(), `another file has a policy "whole", too`) {
 		t.Errorf("a name twice: got %v", err)
+	}
+}
+
+// The strategy of a ClusterPolicy comes before the file's.
+func TestDevicePlugin_MIGStrategy(t *testing.T) {
+	mixed := outcome{map[string]string{"default": wholeAndMIG}, map[string]string{wholeResource: `.type == "gpu"`, "mixed": "all profiles"},
+		[]string{"flags.migStrategy: none", "flags.migStrategy: mixed"}}
+	for _, tt := range []struct {
+		text, strategy string
+		want           outcome
+	}{
+		{"version: v1\nflags: {migStrategy: none}", "mixed", mixed},
+		{"version: v1", "mixed", mixed},
+		{"version: v1\nflags: {migStrategy: mixed}", "none", outcome{map[string]string{"default": whole}, map[string]string{wholeResource: `.type == "gpu"`}, []string{"flags.migStrategy: mixed"}}},
+		{"version: v1", "none", outcome{map[string]string{"default": whole}, map[string]string{wholeResource: `.type == "gpu"`}, nil}},
+	} {
+		i, err := DevicePlugin([]byte(tt.text), Options{MIGStrategy: tt.strategy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, i, tt.want)
+	}
+	if _, err := DevicePlugin([]byte("version: v1"), Options{MIGStrategy: "double"}); err == nil || !strings.Contains(err.Error(), `flags.migStrategy: Unsupported value: "double"`) {
+		t.Errorf("a strategy that is none: got %v", err)
 	}
 }
 

@@ -63,8 +63,8 @@ func TestFormats_Load(t *testing.T) {
 		want   map[string][]v1alpha1.Tier
 		notes  int
 	}{
-		"plugin/x":           {migrate.FormatDevicePlugin(), map[string][]v1alpha1.Tier{"default": slice}, 3},
-		"plugin":             {migrate.FormatDevicePlugin(), map[string][]v1alpha1.Tier{"x": slice, "y": whole}, 3},
+		"plugin/x":           {migrate.FormatDevicePlugin(), map[string][]v1alpha1.Tier{"default": slice}, 4},
+		"plugin":             {migrate.FormatDevicePlugin(), map[string][]v1alpha1.Tier{"x": slice, "y": whole}, 5},
 		"parted/config.yaml": {migrate.FormatMIGParted(), map[string][]v1alpha1.Tier{"a": whole, "b": mig}, 2},
 	} {
 		s, err := policy.Load(filepath.Join(dir, path), tt.format)

@@ -23,6 +23,10 @@ type Options struct {
 	// Name of the policy, or for a mig-parted file of the one mig-config that is taken. Empty: "default" for a file of the
 	// device plugin, and all mig-configs.
 	Name string
+	// MIGStrategy is what the device plugin has in place of its file's; empty for the file's. The GPU operator puts that of its
+	// ClusterPolicy into the plugin's environment (controllers/object_controls.go, applyMIGConfiguration), which comes first
+	// (api/config/v1/flags.go, updateFromCLIFlag).
+	MIGStrategy string
 	// Driver is the DRA driver's name, by which the DeviceClasses select; empty for v1alpha1.Group.
 	Driver string
 }

@@ -149,7 +149,7 @@ func texts(numbers []int32) []string {
 func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
 	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
 		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are offered as they are (mig.mode: existing): "+
-			"for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
+			"for those that are made when they are claimed set mig.mode: onDemand")
 	}
 }
 
@@ -238,7 +238,11 @@ func (i *Import) serveRules(p *v1alpha1.NodePolicy) {
 		if r.MIG == nil {
 			continue
 		}
-		for _, profile := range slices.Sorted(maps.Keys(r.MIG.Layout)) {
+		profiles := slices.Sorted(maps.Keys(r.MIG.Layout))
+		if r.MIG.Mode == v1alpha1.MIGExisting { // the partitions that are there may be of any
+			profiles = knownProfiles()
+		}
+		for _, profile := range profiles {
 			i.serve(migResource(profile), "partitions of profile "+profile, selector{kind: kindMIG, profile: profile})
 		}
 	}

@@ -22,7 +22,7 @@ func layoutOf(match, layout string) string {
 }
 
 func TestMIGParted_Fields(t *testing.T) {
-	const gpuClass, small = `.type == "gpu"`, `.type == "mig" && .profile == "1g.10gb"`
+	const gpuClass, small, allProfiles = `.type == "gpu"`, `.type == "mig" && .profile == "1g.10gb"`, "all profiles"
 	tests := map[string]struct {
 		entries string
 		rules   string
@@ -31,31 +31,31 @@ func TestMIGParted_Fields(t *testing.T) {
 	}{
 		"disabled":                {"[{devices: all, mig-enabled: false}]", disabledAll, map[string]string{wholeResource: gpuClass}, nil},
 		"disabled, nothing":       {"[{devices: all, mig-enabled: false, mig-devices: {}}]", disabledAll, map[string]string{wholeResource: gpuClass}, nil},
-		"enabled, nothing":        {"[{devices: all, mig-enabled: true, mig-devices: {}}]", "- {tiers: [mig], mig: {mode: existing}}", map[string]string{}, []string{"mig-configs[c][0].mig-devices: {}"}},
+		"enabled, nothing":        {"[{devices: all, mig-enabled: true, mig-devices: {}}]", "- {tiers: [mig], mig: {mode: existing}}", map[string]string{"mixed": allProfiles}, []string{"mig-configs[c][0].mig-devices: {}"}},
 		"a layout":                {`[{devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`, layoutOf("", "1g.10gb: 7"), map[string]string{"nvidia.com/mig-1g.10gb": small}, nil},
 		"with media engines":      {`[{devices: all, mig-enabled: true, mig-devices: {"1g.10gb+me": 1}}]`, layoutOf("", "1g.10gb+me: 1"), map[string]string{"nvidia.com/mig-1g.10gb.me": `.type == "mig" && .profile == "1g.10gb+me"`}, nil},
 		"none of some":            {`[{devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 7, "2g.20gb": 0}}]`, layoutOf("", "1g.10gb: 7"), map[string]string{"nvidia.com/mig-1g.10gb": small}, nil},
-		"a filter":                {`[{device-filter: "0x233010DE", devices: all, mig-enabled: false}]`, "- {match: {deviceIDs: ['0x233010DE']}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass}, nil},
-		"a filter in small print": {`[{device-filter: ["0x20b010de"], devices: all, mig-enabled: false}]`, "- {match: {deviceIDs: ['0x20B010DE']}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass}, nil},
+		"a filter":                {`[{device-filter: "0x233010DE", devices: all, mig-enabled: false}]`, "- {match: {deviceIDs: ['0x233010DE']}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
+		"a filter in small print": {`[{device-filter: ["0x20b010de"], devices: all, mig-enabled: false}]`, "- {match: {deviceIDs: ['0x20B010DE']}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
 		"an empty filter":         {`[{device-filter: "", devices: all, mig-enabled: false}]`, disabledAll, map[string]string{wholeResource: gpuClass}, nil},
 		"no filter":               {`[{device-filter: [], devices: all, mig-enabled: false}]`, disabledAll, map[string]string{wholeResource: gpuClass}, nil},
 		"a board's own ID": {`[{device-filter: ["0x233010DE:0x16C110DE", "0x233110DE"], devices: all, mig-enabled: false}]`, "- {match: {deviceIDs: ['0x233010DE:0x16C110DE', '0x233110DE']}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest,
-			map[string]string{wholeResource: gpuClass}, nil},
-		"indexes": {`[{devices: [0, 3], mig-enabled: false}]`, "- {match: {indexes: [0, 3]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass}, nil},
+			map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
+		"indexes": {`[{devices: [0, 3], mig-enabled: false}]`, "- {match: {indexes: [0, 3]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
 		"a filter and indexes": {`[{device-filter: "0x233010DE", devices: [1], mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`, layoutOf("match: {deviceIDs: ['0x233010DE'], indexes: [1]}, ", "1g.10gb: 7") + rest,
-			map[string]string{wholeResource: gpuClass, "nvidia.com/mig-1g.10gb": small}, nil},
+			map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
 		"no GPU": {`[{devices: [], mig-enabled: false}, {devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`, layoutOf("", "1g.10gb: 7"), map[string]string{"nvidia.com/mig-1g.10gb": small}, []string{"mig-configs[c][0].devices: []"}},
 		"several": {`[{devices: [0], mig-enabled: false}, {devices: [1], mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`,
-			"- {match: {indexes: [0]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + layoutOf("match: {indexes: [1]}, ", "1g.10gb: 7") + rest, map[string]string{wholeResource: gpuClass, "nvidia.com/mig-1g.10gb": small}, nil},
+			"- {match: {indexes: [0]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + layoutOf("match: {indexes: [1]}, ", "1g.10gb: 7") + rest, map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
 		"the last holds": {`[{devices: all, mig-enabled: false}, {devices: [1], mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`,
 			layoutOf("match: {indexes: [1]}, ", "1g.10gb: 7") + disabledAll, map[string]string{wholeResource: gpuClass, "nvidia.com/mig-1g.10gb": small}, []string{"mig-configs[c]: "}},
 		"the last holds for some": {`[{devices: [0, 1], mig-enabled: false}, {devices: [1, 2], mig-enabled: true, mig-devices: {"1g.10gb": 7}}]`,
-			layoutOf("match: {indexes: [1, 2]}, ", "1g.10gb: 7") + "- {match: {indexes: [0, 1]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass, "nvidia.com/mig-1g.10gb": small}, []string{"mig-configs[c]: "}},
+			layoutOf("match: {indexes: [1, 2]}, ", "1g.10gb: 7") + "- {match: {indexes: [0, 1]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + rest, map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, []string{"mig-configs[c]: "}},
 		"the last holds for all": {`[{devices: [1], mig-enabled: true, mig-devices: {"1g.10gb": 7}}, {devices: all, mig-enabled: false}]`,
 			disabledAll, map[string]string{wholeResource: gpuClass}, []string{"mig-configs[c]: ", "mig-configs[c][0]: "}},
 		"filters apart": {`[{device-filter: "0x233010DE", devices: [0], mig-enabled: false}, {device-filter: "0x20B010DE", devices: [0], mig-enabled: true, mig-devices: {"1g.10gb": 4}}]`,
 			"- {match: {deviceIDs: ['0x233010DE'], indexes: [0]}, tiers: [exclusive], mig: {modeChange: whenIdle}}\n" + layoutOf("match: {deviceIDs: ['0x20B010DE'], indexes: [0]}, ", "1g.10gb: 4") + rest,
-			map[string]string{wholeResource: gpuClass, "nvidia.com/mig-1g.10gb": small}, nil},
+			map[string]string{wholeResource: gpuClass, "mixed": allProfiles}, nil},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -58,9 +58,12 @@ type Device struct {
 	// Memory is in bytes; Multiprocessors is 0 where it is not known.
 	Memory          int64 `json:"memoryBytes"`
 	Multiprocessors int64 `json:"multiprocessors,omitempty"`
-	size            int   // in placement units
 	shared          bool
 }
+
+// smaller reports whether a device is of fewer placement units: partitions have an eighth, a quarter, a half or all of a GPU's memory.
+// The units themselves are not published for whole GPUs, nor as counters where all devices of a GPU can be allocated at once.
+func (d *Device) smaller(than *Device) bool { return d.Memory < than.Memory/4*3 }
 
 // Figure is how something was distributed: over steps, of which memory has the most and activity the mean. Plugins know the most alone.
 type Figure struct {

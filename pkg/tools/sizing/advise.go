@@ -54,7 +54,7 @@ func kindsOf(nodes []*node) (kinds []Device) {
 		}
 	}
 	slices.SortFunc(kinds, func(a, b Device) int {
-		return cmp.Or(a.size-b.size, cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Multiprocessors, b.Multiprocessors),
+		return cmp.Or(cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Multiprocessors, b.Multiprocessors),
 			strings.Compare(a.Shape, b.Shape))
 	})
 	return kinds
@@ -104,8 +104,13 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 	case w.Memory.Max*(1+p.Margin) > float64(w.Asked.Memory):
 		return say(Exceeds, "with the margin it needs %s of memory, and has %s", gib(w.Memory.Max*(1+p.Margin)), gib(float64(w.Asked.Memory)))
 	}
+	unknown := false
 	for i := range kinds {
-		if k := &kinds[i]; suffices(k, &w, needed, p.Margin) {
+		switch k := &kinds[i]; {
+		case !holds(k, &w, p.Margin):
+		case w.Asked.Multiprocessors == 0 || k.Multiprocessors == 0:
+			unknown = true
+		case float64(k.Multiprocessors) >= needed:
 			w.Suffices = k
 			var but []string
 			if !activityKnown {
@@ -117,22 +122,20 @@ func judge(group []*holding, f *Figures, p Params, kinds []Device) Workload {
 			return say(Smaller, "%s", strings.Join(but, "; "))
 		}
 	}
-	if !activityKnown {
+	switch {
+	case unknown:
+		return say(Fits, "a smaller device has the memory, but the multiprocessors are not known: those of whole GPUs are where a node offers "+
+			"the partition that takes all of one")
+	case !activityKnown:
 		return say(Fits, "its activity is not known, and no smaller device has as many multiprocessors")
 	}
 	return say(Fits, "no smaller device has what it used, with the margin")
 }
 
-// suffices reports whether a smaller device of the same product would have held a workload, which needs so many multiprocessors: as many
-// as it has now where its activity is not known for long enough.
-func suffices(k *Device, w *Workload, needed, margin float64) bool {
-	if k.Product != w.Asked.Product || k.size >= w.Asked.size || extras(k.Shape) != extras(w.Asked.Shape) {
-		return false
-	}
-	if float64(k.Memory) < w.Memory.Max*(1+margin) {
-		return false
-	}
-	return w.Asked.Multiprocessors > 0 && float64(k.Multiprocessors) >= needed
+// holds reports whether a smaller device of the same product has the memory for a workload.
+func holds(k *Device, w *Workload, margin float64) bool {
+	return k.Product == w.Asked.Product && k.smaller(&w.Asked) && extras(k.Shape) == extras(w.Asked.Shape) &&
+		float64(k.Memory) >= w.Memory.Max*(1+margin)
 }
 
 // extras are what a profile has besides slices and memory, or lacks, such as +me and -me: media engines.
@@ -152,7 +155,7 @@ func follow(nodes []*node, held []*holding) error {
 			moving = append(moving, h)
 		}
 	}
-	slices.SortStableFunc(moving, func(a, b *holding) int { return b.follows.size - a.follows.size })
+	slices.SortStableFunc(moving, func(a, b *holding) int { return cmp.Compare(b.follows.Memory, a.follows.Memory) })
 	for _, h := range moving {
 		h.on.state.Release(h.uses...)
 		at, uses, err := place(nodes, h)

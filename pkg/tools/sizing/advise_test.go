@@ -34,16 +34,17 @@ const (
 	gpu2     = "gpu-0000-43-00-0"
 )
 
-// bed is a node of 8 H100, claims of pods, and figures.
+// bed is nodes of 8 H100 each, claims of pods, and figures.
 type bed struct {
 	*testing.T
-	claims []*resourceapi.ResourceClaim
-	pods   []*corev1.Pod
-	f      Figures
+	policies map[string]*v1alpha1.NodePolicy // by node
+	claims   []*resourceapi.ResourceClaim
+	pods     []*corev1.Pod
+	f        Figures
 }
 
 func newBed(t *testing.T) *bed {
-	return &bed{T: t, f: Figures{Memory: map[Key][]Point{}, Activity: map[Key][]Point{}}}
+	return &bed{T: t, policies: map[string]*v1alpha1.NodePolicy{"n1": {}}, f: Figures{Memory: map[Key][]Point{}, Activity: map[Key][]Point{}}}
 }
 
 // claim adds a claim of a pod of Deployment web.
@@ -76,14 +77,16 @@ func (b *bed) used(claim, device string, hours int, memory, active float64) {
 
 func (b *bed) advise(p Params) *Advice {
 	b.Helper()
-	inventory, err := models.Load("hgx-h100")
-	if err != nil {
-		b.Fatal(err)
-	}
-	list := nodeslices.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Capabilities{}), v1alpha1.Group, "n1")
 	c := NewCluster(v1alpha1.Group, b.claims)
-	for i := range list.Items {
-		c.AddSlice(&list.Items[i])
+	for name, p := range b.policies {
+		inventory, err := models.Load("hgx-h100")
+		if err != nil {
+			b.Fatal(err)
+		}
+		list := nodeslices.Objects(policy.Apply(p, inventory, policy.Capabilities{}), v1alpha1.Group, name)
+		for i := range list.Items {
+			c.AddSlice(&list.Items[i])
+		}
 	}
 	for _, p := range b.pods {
 		c.AddPod(p)
@@ -138,6 +141,13 @@ func TestAdvise_Verdicts(t *testing.T) {
 			}
 		}
 	}
+	second := func(p *v1alpha1.NodePolicy, memory, active float64, device string) func(*bed) {
+		return func(b *bed) {
+			b.policies["n2"] = p
+			b.claim("web-1", device).Status.Allocation.Devices.Results[0].Pool = "n2"
+			b.used("web-1", device, 30, memory, active)
+		}
+	}
 	for name, tt := range map[string]struct {
 		set      func(*bed)
 		verdict  Verdict
@@ -162,6 +172,12 @@ func TestAdvise_Verdicts(t *testing.T) {
 			one(48, 5, 0.05, gpu1)(b)
 			b.claims[0].CreationTimestamp = metav1.NewTime(start.Add(30 * time.Hour))
 		}, TooLittle, ""},
+		"alone on its node": {second(exclusive(), 5, 0.05, gpu1), Smaller, "1g.10gb"},
+		"a layout":          {second(layout(), 1, 0.02, gpu1+"-mig-9-4"), Smaller, "1g.10gb"},
+		"idle, whole GPUs are elsewhere": {func(b *bed) {
+			b.policies["n2"] = exclusive()
+			one(30, 15, 0, gpu1+"-mig-9-0")(b)
+		}, Smaller, "1g.20gb"},
 		"figures of other claims": {func(b *bed) { b.claim("web-1", gpu1); b.used("web-0", gpu1, 30, 5, 0.05) }, NoFigures, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -176,6 +192,29 @@ func TestAdvise_Verdicts(t *testing.T) {
 				t.Errorf("got %s %q (%s), asked %+v, want %s %q", w.Verdict, got, w.Message, w.Asked, tt.verdict, tt.suffices)
 			}
 		})
+	}
+}
+
+// exclusive offers whole GPUs alone, and layout two halves of each: neither has counters.
+func exclusive() *v1alpha1.NodePolicy {
+	return &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}}}}
+}
+
+func layout() *v1alpha1.NodePolicy {
+	return &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG},
+		MIG: &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGLayout, Layout: map[string]int32{"3g.40gb": 2}}}}}
+}
+
+// Where no partition takes a whole GPU, it is not known what part of one the others are.
+func TestAdvise_MultiprocessorsUnknown(t *testing.T) {
+	for second, want := range map[*v1alpha1.NodePolicy]string{exclusive(): "no smaller device", layout(): "the multiprocessors are not known"} {
+		b := newBed(t)
+		b.policies = map[string]*v1alpha1.NodePolicy{"n1": exclusive(), "n2": second}
+		b.claim("web-1", gpu1)
+		b.used("web-1", gpu1, 30, 5, 0.05)
+		if w := b.advise(params).Workloads[0]; w.Verdict != Fits || w.Asked.Multiprocessors != 0 || !strings.Contains(w.Message, want) {
+			t.Errorf("got %+v, want %q", w, want)
+		}
 	}
 }
 
@@ -196,7 +235,7 @@ func TestAdvise_NeverBelow(t *testing.T) {
 			continue
 		}
 		smaller++
-		if float64(w.Suffices.Memory) < most*gibibyte || w.Suffices.size >= w.Asked.size {
+		if float64(w.Suffices.Memory) < most*gibibyte || w.Suffices.Memory >= w.Asked.Memory {
 			t.Errorf("%f GiB were used, %+v would do in place of %+v", most, w.Suffices, w.Asked)
 		}
 	}

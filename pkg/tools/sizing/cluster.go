@@ -103,9 +103,9 @@ func (c *Cluster) load() (nodes []*node, held []*holding) {
 			n.kinds = append(n.kinds, kindOf(c.driver, published, i))
 			byPool[published.Pool(i)] = n
 		}
-		n.complete()
 		nodes = append(nodes, n)
 	}
+	complete(nodes)
 	for _, claim := range c.claims {
 		var on *node
 		results := claim.Status.Allocation.Devices.Results
@@ -139,7 +139,7 @@ func (c *Cluster) workloadOf(claim *resourceapi.ResourceClaim) string {
 func kindOf(driver string, n *pools.Node, i int) Device {
 	object, d := n.Object(i), &n.Model.Devices[i]
 	return Device{
-		Product: resourcepool.Text(driver, object, "productName"), Shape: d.Shape, size: d.Size, shared: d.Shared,
+		Product: resourcepool.Text(driver, object, "productName"), Shape: d.Shape, shared: d.Shared,
 		Memory: capacityOf(driver, object, "memory"), Multiprocessors: capacityOf(driver, object, "multiprocessors"),
 	}
 }
@@ -152,23 +152,17 @@ func capacityOf(driver string, d *resourceapi.Device, name string) int64 {
 	return c.Value.Value()
 }
 
-// complete gives whole GPUs the multiprocessors of the partition that takes all of one, as they do not publish them, and partitions of
-// one profile one size: at the end of a GPU they take fewer placement units.
-func (n *node) complete() {
-	type shape struct{ product, name string }
-	most, sizes := map[string]int64{}, map[shape]int{}
-	for i, k := range n.kinds {
-		if d := &n.state.Model().Devices[i]; d.Size == n.state.Model().GPUs[d.GPU].Units && !k.shared {
-			most[k.Product] = max(most[k.Product], k.Multiprocessors)
+// complete gives whole GPUs the multiprocessors of the partition that takes all of one, on any node, as they do not publish them.
+func complete(nodes []*node) {
+	kinds := kindsOf(nodes)
+	for _, n := range nodes {
+		for i := range n.kinds {
+			whole := &n.kinds[i]
+			for j := range kinds {
+				if k := &kinds[j]; whole.Shape == "gpu" && k.Product == whole.Product && !k.smaller(whole) {
+					whole.Multiprocessors = max(whole.Multiprocessors, k.Multiprocessors)
+				}
+			}
 		}
-		of := shape{k.Product, k.Shape}
-		sizes[of] = max(sizes[of], k.size)
-	}
-	for i := range n.kinds {
-		k := &n.kinds[i]
-		if k.Shape == "gpu" {
-			k.Multiprocessors = most[k.Product]
-		}
-		k.size = sizes[shape{k.Product, k.Shape}]
 	}
 }

@@ -82,7 +82,12 @@ func (v podChecks) checkPod(p *pod) {
 			p.note(p.Path, "%s", m.Message)
 		}
 	}
-	v.checkExtended(p)
+	served := v.checkExtended(p)
+	created := func(ref corev1.PodResourceClaim) bool { return ref.ResourceClaimTemplateName != nil }
+	if p.Spec.NodeName != "" && (served || slices.ContainsFunc(p.Spec.ResourceClaims, created)) {
+		p.problems(field.Forbidden(p.Path.Child("nodeName"), "a scheduler allocates devices, and looks at no pod that has a node: select the "+
+			"node by nodeSelector"))
+	}
 }
 
 // explained are the classes for package explain.
@@ -128,8 +133,9 @@ func (v podChecks) checkReferences(p *pod) {
 	}
 }
 
-// checkExtended looks for the classes of extended resources. Those of other vendors are not Cleave's to know.
-func (v podChecks) checkExtended(p *pod) {
+// checkExtended looks for the classes of extended resources, and reports whether there is one. Those of other vendors are not Cleave's to
+// know.
+func (v podChecks) checkExtended(p *pod) (served bool) {
 	var known []string
 	for _, c := range v.classes {
 		if c.Spec.ExtendedResourceName != nil {
@@ -140,6 +146,7 @@ func (v podChecks) checkExtended(p *pod) {
 	seen := map[corev1.ResourceName]bool{}
 	for _, c := range podfile.Containers(&p.Spec) {
 		for _, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
+			served = served || slices.Contains(known, string(name)) || strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
 			if seen[name] || slices.Contains(known, string(name)) || !strings.Contains(string(name), "/") {
 				continue
 			}
@@ -147,6 +154,7 @@ func (v podChecks) checkExtended(p *pod) {
 			v.unserved(p, string(name), known)
 		}
 	}
+	return served
 }
 
 // unserved says what is wrong with a resource that no known class serves.
