@@ -53,15 +53,20 @@ func asError(errs field.ErrorList) error {
 	return ProblemsOf(errs.ToAggregate())
 }
 
-// PolicyName is the name of a policy in a JSON document; empty if it has none, or is not a policy.
-func PolicyName(raw []byte) string {
+// PolicyName is the name of a policy in a JSON document, empty if it has none. It is not known if the document cannot be read, or if the
+// name is none that a policy can have.
+func PolicyName(raw []byte) (name string, known bool) {
 	var named struct {
 		Metadata PolicyMetadata `json:"metadata"`
 	}
-	if json.Unmarshal(raw, &named) != nil || CheckPolicyName(named.Metadata.Name) != nil {
-		return ""
+	if json.Unmarshal(raw, &named) != nil {
+		return "", false
 	}
-	return named.Metadata.Name
+	name = named.Metadata.Name
+	if name != "" && CheckPolicyName(name) != nil {
+		return "", false
+	}
+	return name, true
 }
 
 // PolicyNameOf converts the name of a configuration of another format, or a node's label, to a policy's name by replacing invalid

@@ -49,8 +49,9 @@ type LeftOut struct {
 
 // entry is one policy of a file, or its error.
 type entry struct {
-	// name of the policy; empty if the file gives none.
-	name string
+	// name of the policy; empty if the file gives none. nameless reports that it could not be read.
+	name     string
+	nameless bool
 	// file reports that the file as a whole is wrong.
 	file   bool
 	policy *v1alpha1.NodePolicy
@@ -87,7 +88,7 @@ func readPolicies(f file) ([]entry, []string) {
 		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
 	}
 	if err != nil {
-		return []entry{{file: true, err: err}}, nil
+		return []entry{{file: true, nameless: true, err: err}}, nil
 	}
 	return entriesOf(documents), nil
 }
@@ -96,7 +97,8 @@ func readPolicies(f file) ([]entry, []string) {
 func entriesOf(documents []v1alpha1.Document) []entry {
 	var entries []entry
 	for _, d := range documents {
-		e := entry{name: v1alpha1.PolicyName(d.JSON), err: d.Err}
+		name, known := v1alpha1.PolicyName(d.JSON)
+		e := entry{name: name, nameless: !known, err: d.Err}
 		if e.err == nil {
 			e.policy, e.err = v1alpha1.DecodeNodePolicy(d.JSON)
 		}
@@ -113,6 +115,8 @@ type Set struct {
 	policies map[string]*v1alpha1.NodePolicy
 	// broken are the errors of unreadable policies, by name.
 	broken map[string]error
+	// nameless is the error of a policy whose name could not be read; nil if there is none.
+	nameless error
 	// from are the files in which names first appeared.
 	from  map[string]string
 	notes []string
@@ -135,7 +139,8 @@ func (s *Set) Names() []string {
 func (s *Set) File(name string) string { return s.from[name] }
 
 // Select picks the policy that a node's label names, also in the words of the format that the policy was imported from. Without a
-// label it is the one named default, or else the built-in one.
+// label it is the one named default, or else the built-in one: it offers every tier, so not while a policy whose name cannot be read may be
+// the one named default.
 func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	name := v1alpha1.PolicyNameOf(label)
 	if name == "" {
@@ -146,6 +151,8 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 		return "", nil, broken
 	case p != nil:
 		return name, p, nil
+	case name == v1alpha1.DefaultPolicy && s.nameless != nil:
+		return "", nil, fmt.Errorf("select the policy %q: it may be one whose name cannot be read: %w", name, s.nameless)
 	case label == "":
 		return BuiltIn, &v1alpha1.NodePolicy{}, nil
 	case len(s.policies) == 0:
@@ -181,7 +188,7 @@ func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v
 // the built-in policy.
 //
 // The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. If only some policies are invalid, the
-// set has the others: a node is unaffected by policies that it does not use.
+// set has the others: a node is unaffected by policies that it does not use, as far as their names can be read.
 func Load(path string, format Format) (*Set, error) {
 	s, read := NewSet(), readerOf(format)
 	if path == "" {
@@ -224,7 +231,7 @@ type file struct {
 // add adds the policies of a file; those without a name take the given one.
 func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Problems) {
 	if f.err != nil {
-		s.broken[unnamed] = f.err
+		s.broken[unnamed], s.nameless = f.err, f.err
 		return v1alpha1.Problems{f.err}
 	}
 	entries, notes := read(f)
@@ -257,6 +264,9 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		err = fmt.Errorf("%s: %w", where, err)
 		delete(s.policies, name)
 		s.broken[name] = err
+		if e.nameless {
+			s.nameless = err
+		}
 		if !e.leftOut {
 			problems = append(problems, v1alpha1.ProblemsOf(err)...)
 		}

@@ -244,6 +244,43 @@ func TestLoad_Errors(t *testing.T) {
 	}
 }
 
+// A policy whose name cannot be read may be the default one: the built-in one would offer what that withholds.
+func TestSet_SelectNameless(t *testing.T) {
+	const broken = "rules: []\nrules: []\n"
+	for name, tt := range map[string]struct {
+		text    string // of site.yaml
+		builtIn bool
+	}{
+		"no YAML":                {head + "metadata: {name: default}\nrules: [\n", false},
+		"a key twice":            {head + "metadata: {name: default}\n" + broken, false},
+		"one of several":         {named("a", "mig") + "---\nmetadata: {name: default}\n" + broken, false},
+		"no valid name":          {named("Default", "exclusive"), false},
+		"no UTF-8":               {named("default", "exclusive") + "# \xff", false},
+		"too large":              {named("default", "exclusive") + strings.Repeat("#", 1<<20), false},
+		"another name":           {named("other", "banana"), true},
+		"that of its file":       {head + "rules: [{tiers: [banana]}]", true},
+		"nothing is wrong":       {named("other", "exclusive"), true},
+		"another name, not once": {named("other", "mig") + "---\n" + named("other", "mps"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := Load(directory(t, map[string]string{"site.yaml": tt.text, "good.yaml": named("good", "mig")}), Format{})
+			if s == nil {
+				t.Fatal("no policy is left")
+			}
+			got, _, err := s.Select("")
+			if tt.builtIn && (err != nil || got != BuiltIn) || !tt.builtIn && (err == nil || !strings.Contains(err.Error(), "site.yaml: ")) {
+				t.Errorf("without a label: got %q, %v, want the built-in policy: %t", got, err, tt.builtIn)
+			}
+			if _, _, err := s.Select("default"); err == nil || strings.Contains(err.Error(), "there is no policy") != tt.builtIn {
+				t.Errorf("label default: got %v", err)
+			}
+			if _, p, err := s.Select("good"); err != nil || p == nil {
+				t.Errorf("label good: got %v", err)
+			}
+		})
+	}
+}
+
 // A typo in one policy of a cluster's ConfigMap must not take the nodes of the others down.
 func TestLoad_InvalidAmongValid(t *testing.T) {
 	dir := directory(t, map[string]string{

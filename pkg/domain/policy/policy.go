@@ -19,7 +19,7 @@ type Capabilities struct {
 	// Shares is nil if the cluster can count shares of GPUs, or why it cannot.
 	Shares error
 	// SharesBeside is nil if the cluster counts shares together with other devices of a GPU, or why it does not: then GPUs are
-	// shared only if they offer nothing else.
+	// shared only if they offer nothing else, and offer nothing else while shares of them are allocated.
 	SharesBeside error
 	// Counters is nil if the cluster keeps the counters through which devices of a GPU exclude each other, or why it does not: then
 	// each GPU offers one tier, of devices that can all be allocated at once.
@@ -131,7 +131,23 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) Of
 	if caps.Counters != nil {
 		return uncounted(r, node, g, caps, tiers)
 	}
+	if caps.SharesBeside != nil && sharesBeside(caps.allocated(g), tiers) {
+		return offerTiers(r, node, g, caps, nil).without(tiers, "", caps.SharesBeside.Error())
+	}
 	return offerTiers(r, node, g, caps, tiers)
+}
+
+// sharesBeside reports whether a GPU has allocated shares and would offer anything besides them, as after a change of its policy: a
+// cluster that does not count them would allocate it, too.
+func sharesBeside(a gpu.Allocated, tiers []v1alpha1.Tier) bool {
+	var shared []v1alpha1.Tier
+	if a.TimeSlice {
+		shared = append(shared, v1alpha1.TierTimeSlice)
+	}
+	if a.MPS {
+		shared = append(shared, v1alpha1.TierMPS)
+	}
+	return len(a.Shared) > 0 || len(shared) > 0 && !slices.Equal(shared, tiers)
 }
 
 // listsPartitions reports whether partitions are among some tiers.

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -256,6 +257,27 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 		o := offers(Apply(policyOf(t, rule), node(), beside))[0]
 		if got := o.TimeSlice != nil || o.MPS != nil || o.Partitions != nil && o.Partitions.Shared != nil; got != shared {
 			t.Errorf("%s: shared %t, want %t: %+v", rule, got, shared, o)
+		}
+	}
+	// A GPU of which shares are allocated offers nothing else: the scheduler would take it for free.
+	timeSliced, byMPS := gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true}}, gpu.Allocated{Tiers: gpu.Tiers{MPS: true}}
+	part := gpu.SharedPlace{Place: gpu.Place{ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}, Share: gpu.MPS}
+	for _, tt := range []struct {
+		rule      string
+		allocated gpu.Allocated
+		free      bool
+	}{
+		{"{}", timeSliced, false}, {"{tiers: [exclusive]}", timeSliced, false}, {"{tiers: [mig]}", byMPS, false},
+		{"{tiers: [mps]}", timeSliced, false}, {"{tiers: [timeSlice]}", timeSliced, true}, {"{tiers: [mps]}", byMPS, true},
+		{"{mig: {layout: {1g.40gb: 2}}}", gpu.Allocated{Shared: []gpu.SharedPlace{part}}, false},
+		{"{tiers: [exclusive]}", gpu.Allocated{Places: []gpu.Place{part.Place}}, true},
+	} {
+		beside.Allocated = func(*gpu.GPU) gpu.Allocated { return tt.allocated }
+		n := Apply(policyOf(t, tt.rule), node(), beside)
+		shapes := n.Shapes(&n.GPUs[0])
+		free := slices.ContainsFunc(shapes, func(s gpu.Shape) bool { return !n.Offers[0].IsWithdrawn(s) })
+		if len(shapes) == 0 || free != tt.free {
+			t.Errorf("%s: %+v is allocated, and %s offered; want any of them free: %t", tt.rule, tt.allocated, kindsOf(shapes), tt.free)
 		}
 	}
 	// What is allocated stays published, or the scheduler would forget it.

@@ -25,15 +25,17 @@ func uncounted(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities, 
 		}
 		offer := offerTiers(r, node, g, alone, []v1alpha1.Tier{tier})
 		if shapes := offer.Shapes(g); len(shapes) > 0 && gpu.Coexist(shapes, all) {
-			return offer.saysUncounted(tiers, tier, why)
+			offer.Uncounted = true
+			return offer.without(tiers, tier, why)
 		}
 	}
 	offer := offerTiers(r, node, g, caps, nil)
-	return offer.saysUncounted(tiers, "", why)
+	offer.Uncounted = true
+	return offer.without(tiers, "", why)
 }
 
-// saysUncounted adds the reason why all tiers but the offered one are not offered.
-func (o Offer) saysUncounted(tiers []v1alpha1.Tier, offered v1alpha1.Tier, why string) Offer {
+// without adds the reason why all tiers but the offered one are not offered.
+func (o Offer) without(tiers []v1alpha1.Tier, offered v1alpha1.Tier, why string) Offer {
 	say := func(tier v1alpha1.Tier, note *string) {
 		if tier != offered && slices.Contains(tiers, tier) && *note == "" {
 			*note = why
@@ -42,6 +44,5 @@ func (o Offer) saysUncounted(tiers []v1alpha1.Tier, offered v1alpha1.Tier, why s
 	say(v1alpha1.TierMIG, &o.NoPartitions)
 	say(v1alpha1.TierTimeSlice, &o.NoTimeSlice)
 	say(v1alpha1.TierMPS, &o.NoMPS)
-	o.Uncounted = true
 	return o
 }

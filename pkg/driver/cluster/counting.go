@@ -48,6 +48,8 @@ type Counting struct {
 	// wake triggers an immediate query.
 	wake    chan struct{}
 	counted atomic.Pointer[counting.Counted]
+	// answered is the release whose dry run was last answered; nil before the first answer.
+	answered *version.Version
 }
 
 // NewCounting queries on behalf of a driver on a node.
@@ -204,7 +206,8 @@ func keptBy(release *version.Version) *resourceapi.Device {
 // keeps asks the API server, by a dry run, which part of probeDevice it would store. With a feature gate off, it drops the fields
 // (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35 counters were in the slice of the
 // devices: such an API server rejects this slice, and would reject those of GPUs. If the dry run itself is rejected, as by a
-// webhook without support for it, the gates are assumed to be the release's defaults.
+// webhook without support for it, the gates are assumed to be the release's defaults, unless they were seen: while an API server starts,
+// its webhooks fail, and the assumption could have a GPU allocated twice. Of a release with other defaults nothing was seen.
 func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
@@ -212,8 +215,9 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 	switch {
 	case refusesFields(err):
 		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
+		c.answered = release
 		return &resourceapi.Device{}, nil
-	case isRefusal(err):
+	case isRefusal(err) && (c.answered == nil || counting.ByDefault(c.answered) != counting.ByDefault(release)):
 		klog.FromContext(ctx).Info("The API server rejects the query of its counting; assuming that of its release", "reason", err.Error())
 		return keptBy(release), nil
 	case isUnanswered(err):
@@ -223,6 +227,7 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 	case len(would.Spec.Devices) != 1:
 		return nil, fmt.Errorf("query the API server's counting: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
+	c.answered = release
 	return &would.Spec.Devices[0], nil
 }
 

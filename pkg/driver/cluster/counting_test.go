@@ -56,6 +56,10 @@ func noDryRun(*resourceapi.ResourceSlice) error {
 	return apierrors.NewBadRequest("admission webhook does not support dry run")
 }
 
+func webhookFails(*resourceapi.ResourceSlice) error {
+	return apierrors.NewInternalError(errors.New("failed calling webhook"))
+}
+
 // countingOf asks an API server of a release.
 func countingOf(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (c *Counting, upgrade func(release string)) {
 	t.Helper()
@@ -133,7 +137,10 @@ func TestCounting_Follow(t *testing.T) {
 			{"gate on", func() { answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
 			{"away, and asked", func() { answers(away); c.Doubt() }, time.Minute, 0, [2]bool{true, true}},
 			{"back, with the gate off", func() { answers(dropCounters) }, 25 * time.Second, 1, [2]bool{true}},
-			{"gate on again", func() { answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
+			{"webhook fails", func() { answers(webhookFails); c.Doubt() }, time.Minute, 0, [2]bool{true}},
+			{"webhook fails after an upgrade", func() { upgrade("v1.37.1"); c.Doubt() }, time.Minute, 0, [2]bool{true}},
+			{"webhook fails after a downgrade to other defaults", func() { upgrade("v1.35.4"); c.Doubt() }, time.Minute, 1, [2]bool{}},
+			{"gate on again", func() { upgrade("v1.37.1"); answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
 			{"gate off, slice came back without", func() { answers(dropCounters); c.Doubt(); c.Doubt() }, 0, 1, [2]bool{true}},
 		} {
 			changes.Store(0)

@@ -90,6 +90,22 @@ func TestDesired_InvalidPolicy(t *testing.T) {
 	}
 }
 
+// The default policy stays active, also across a restart, when its name can no longer be read: the built-in one would offer more.
+func TestDesired_NamelessPolicy(t *testing.T) {
+	b := newBed(t, "a30")
+	b.write("inference.yaml", "rules: [{tiers: [timeSlice]}]")
+	b.write("site.yaml", "metadata: {name: default}\nrules: [{tiers: [exclusive]}]")
+	b.look(false)
+	b.write("site.yaml", "metadata: {name: Default}\nrules: [{tiers: [exclusive]}]")
+	for _, when := range []string{"changed", "restarted"} {
+		got := b.look(false)
+		if got.Policy != "default" || !got.Invalid || len(got.Events) != 1 || !strings.Contains(got.Events[0], "site.yaml") || b.offered() != "0:gpu 1:gpu" {
+			t.Errorf("%s: got %+v and %s, want the policy that was active, with an Event", when, got, b.offered())
+		}
+		b.Memory = Memory{Active: b.Memory.Active}
+	}
+}
+
 func TestDesired_PolicyAfterRestart(t *testing.T) {
 	b := newBed(t, "a30")
 	b.write("training.yaml", "rules: [{tiers: [exclusive]}]")

@@ -86,8 +86,8 @@ func (m *Mismatch) add(attributes []Values) {
 
 // rank orders causes of a node: what can pass by itself before what cannot.
 func (c *Cause) rank() int {
-	return slices.Index([]Kind{Count, Constraint, Together, Timeout, InUse, Counter, Share, DeviceTaint, Incomplete, Selector, TooSmall,
-		InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing,
+	return slices.Index([]Kind{Count, Constraint, Together, Timeout, Overdrawn, InUse, Counter, Share, DeviceTaint, Incomplete, Selector,
+		TooSmall, InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing,
 		NotLower, SharedClaim, StuckPod, UnusedClaim, ForeignClaim, ElsewhereClaim, NotEnough, EvictionUnknown}, c.Kind)
 }
 

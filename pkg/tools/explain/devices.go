@@ -93,6 +93,9 @@ func (c *Cluster) refusal(ctx context.Context, p *pool, sl *resourceapi.Resource
 		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
 	}
 	if (!resourcepool.IsShared(d) || u == nil) && !r.uncounted {
+		if len(p.overdrawn) > 0 && len(d.ConsumesCounters) > 0 { // checkAvailableCounters of the scheduler's allocator looks at all counters
+			return &Cause{Kind: Overdrawn, name: list(p.overdrawn, mostNames), Claims: slices.Clone(p.overdraw)}
+		}
 		if missing, by := p.lacks(d); missing != nil {
 			return &Cause{Kind: Counter, Missing: missing, Claims: by, admin: r.admin}
 		}

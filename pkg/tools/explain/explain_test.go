@@ -86,6 +86,16 @@ func TestExplain_Devices(t *testing.T) {
 			}
 			return AboutClaim(claim("small", asks("mig-4g.40gb.cleave.dev", 1)))
 		},
+		// Two claims have one GPU, and the scheduler gives nobody the seven others.
+		"overdrawn": func(b *bed) *Question {
+			b.Nodes = b.Nodes[:1]
+			late, part := b.allocate("node-1", "late", asks("gpu.cleave.dev", 1)), b.allocate("node-1", "part", asks("mig-1g.10gb.cleave.dev", 1))
+			part.Status.Allocation.Devices.Results[0].Device = late.Status.Allocation.Devices.Results[0].Device + "-mig-19-6"
+			if len(b.try("node-1", whole(1))) > 0 {
+				b.Fatal("it fits")
+			}
+			return AboutClaim(whole(1))
+		},
 		"taint": func(b *bed) *Question {
 			b.taint("gpu.cleave.dev/unhealthy", "xid-79", "gpu-")
 			return AboutClaim(whole(1))

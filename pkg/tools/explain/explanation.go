@@ -142,6 +142,8 @@ const (
 	DeviceTaint Kind = "deviceTaint"
 	// InUse is a device that is allocated.
 	InUse Kind = "allocated"
+	// Overdrawn is a pool of which claims have more than there is: from it, the scheduler allocates no device that consumes counters.
+	Overdrawn Kind = "overdrawn"
 	// Counter is a counter that allocated devices have used up.
 	Counter Kind = "counter"
 	// Share is a shared device that claims have used up.

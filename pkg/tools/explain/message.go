@@ -143,6 +143,9 @@ func (c *Cause) describeDevices(nodes int) {
 		c.Remedy = inspect.TaintMeaning(c.Taint.Key)
 	case InUse:
 		c.Message = fmt.Sprintf("%s allocated to %s", are, claimsText(c.Claims))
+	case Overdrawn:
+		c.Message = fmt.Sprintf("%s refused, as more of %s is allocated than there is, to %s", are, c.name, claimsText(c.Claims))
+		c.Remedy = "end one of these claims: until then the scheduler allocates nothing that consumes counters from this pool"
 	case Counter:
 		c.describeCounter()
 	case Share:

@@ -40,6 +40,9 @@ type pool struct {
 	// left is what allocated devices leave of each counter; takers are their claims.
 	left   resourcepool.Stock
 	takers map[resourcepool.CounterID][]Use
+	// overdrawn are the counter sets of which more is allocated than there is, overdraw the claims that have it.
+	overdrawn []string
+	overdraw  []Use
 }
 
 // site collects the slices that a node reaches.
@@ -144,6 +147,13 @@ func newPool(of *resourcepool.Pool, uses map[string]*use) *pool {
 			}
 		}
 	}
+	for id, left := range p.left {
+		if left < 0 {
+			p.overdrawn, p.overdraw = append(p.overdrawn, id.Set), append(p.overdraw, p.takers[id]...)
+		}
+	}
+	slices.Sort(p.overdrawn)
+	p.overdrawn = slices.Compact(p.overdrawn)
 	return p
 }
 

@@ -3,7 +3,6 @@
 package validation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -86,7 +85,7 @@ func (v *validation) checkPolicies() (*v1alpha1.NodePolicy, error) {
 				mine = p
 			}
 		}
-		if _, _, err := set.Select(v.PolicyName); err != nil && set.File(cmp.Or(v.PolicyName, v1alpha1.DefaultPolicy)) != "" {
+		if _, _, err := set.Select(v.PolicyName); err != nil && (v.PolicyName == "" || set.File(v.PolicyName) != "") {
 			broken = true
 		}
 	}
