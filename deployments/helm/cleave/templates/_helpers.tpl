@@ -153,6 +153,20 @@ spec:
         expression: device.driver == "{{ include "cleave.driver" .root }}" && {{ .expression }}
 {{- end -}}
 
+{{/*
+The end of a condition of CEL for extended resources of GPUs: those whose names are the values' own, not NVIDIA's. A list with root and the
+variable of the resource.
+*/}}
+{{- define "cleave.orOwnResource" -}}
+{{- $root := index . 0 -}}
+{{- $variable := index . 1 -}}
+{{- $nvidias := "^nvidia[.]com/(gpu|mig-)" -}}
+{{- range $class := $root.Values.deviceClasses -}}
+{{- with $class.extendedResourceName }}{{ if not (regexMatch $nvidias .) }} || {{ $variable }} == {{ quote . }}{{ end }}{{ end -}}
+{{- with $class.extendedResourcePrefix }}{{ if not (regexMatch $nvidias .) }} || {{ $variable }}.startsWith({{ quote . }}){{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The names of all DeviceClasses of the release, separated by spaces. */}}
 {{- define "cleave.classNames" -}}
 {{- $classes := .Values.deviceClasses -}}
