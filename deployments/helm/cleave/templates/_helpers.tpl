@@ -183,6 +183,9 @@ variable of the resource.
 {{- if and $wanted (not (has .profile $settings.disabled)) }}{{ $names = append $names (printf "mig-%s.cleave.dev" (replace "+" "." .profile)) }}{{ end -}}
 {{- end -}}
 {{- end }}{{ end -}}
-{{- if .Values.nvidiaCompatible }}{{ $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}{{ end -}}
+{{- if .Values.nvidiaCompatible -}}
+{{- if (ternary $classes.timeSlice $classes.gpu .Values.nvidiaConsumableShares).enabled }}{{ $names = append $names "gpu.nvidia.com" }}{{ end -}}
+{{- if $classes.mig.enabled }}{{ $names = append $names "mig.nvidia.com" }}{{ end -}}
+{{- end -}}
 {{ join " " $names }}
 {{- end -}}
