@@ -98,6 +98,7 @@ func nodeRestriction(t *testing.T, ctx context.Context) {
 	}
 	for what, err := range map[string]error{
 		"own node": create(here, sliceOf(home, workload.Driver, home)), "own node of another plugin": create(there, sliceOf(otherNode, workload.Driver, otherNode)),
+		"own node, the driver's other name": create(here, sliceOf(home, "gpu.nvidia.com", home)),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)

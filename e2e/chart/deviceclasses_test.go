@@ -23,8 +23,10 @@ import (
 func TestChart_DeviceClassesAnnotation(t *testing.T) {
 	for name, values := range map[string]string{
 		"defaults": "", "compatible": "nvidiaCompatible: true", "two boards": "deviceClasses: {migProfiles: {boards: [A30, H100-80], disabled: [1g.10gb+me]}}",
-		"one class": "deviceClasses: {mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
-		"none":      "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
+		"one class":                  "deviceClasses: {mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
+		"compatible, no partitions":  "nvidiaCompatible: true\ndeviceClasses: {mig: {enabled: false}}",
+		"compatible shares, no GPUs": "nvidiaCompatible: true\nnvidiaConsumableShares: true\ndeviceClasses: {gpu: {enabled: false}}",
+		"none":                       "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := mustRender(t, values)

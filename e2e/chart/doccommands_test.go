@@ -279,6 +279,7 @@ var cannotRun = map[string]string{
 	"kubectl get -n gpu-operator configmap/device-plugin-config clusterpolicy/cluster-policy -o yaml": "the GPU operator is not here",
 	"cleave validate -f deployment.yaml --node-model hgx-h100":                                        "a file of the reader's",
 	"kubectl -n cleave-system get pods -l app.kubernetes.io/component=scheduler":                      "the scheduler is off by default",
+	"kubectl create namespace cleave-system":                                                          "the release is in it",
 	"kubectl apply -f cleave/deviceclasses.yaml":                                                      "cleave import writes it",
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                          "it runs until it is stopped",
 	"kubectl -n cleave-system exec POD -- /usr/bin/cleave-node mps-supervisor status":                 "the pod of a node that the reader chooses",

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -160,5 +162,43 @@ func TestManifests_UpToDate(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", file, diff)
 		}
+	}
+}
+
+// TestDocs_CompatibleWithoutHelm: what the page of the NVIDIA-compatible mode has people apply in place of a release is of one driver name.
+func TestDocs_CompatibleWithoutHelm(t *testing.T) {
+	commands := docCommands(t)
+	at := slices.IndexFunc(commands, func(c docCommand) bool {
+		return strings.HasPrefix(c.where, "nvidia-compatible.md:") && strings.HasPrefix(c.text, "helm template ")
+	})
+	if at < 0 {
+		t.Fatal("the page renders no chart")
+	}
+	var args []string
+	for _, word := range commands[at].stages[0][1:] {
+		args = append(args, strings.Replace(word, "deployments/", source+"/deployments/", 1))
+	}
+	text, err := helm(t, "", args...)
+	must(t, err)
+	objects, err := decode(text)
+	must(t, err)
+	if env := podOfSet(t, objects, "cleave-plugin").Containers[0].Env; !slices.Contains(env, corev1.EnvVar{Name: "DRIVER_NAME", Value: "gpu.nvidia.com"}) {
+		t.Errorf("the plugin has %v", env)
+	}
+	whole := 0
+	for _, o := range objects {
+		if o.GetKind() != "DeviceClass" {
+			continue
+		}
+		class := typed[resourceapi.DeviceClass](t, objects, o.GetKind(), o.GetName()).Spec
+		if class.ExtendedResourceName != nil && *class.ExtendedResourceName == "nvidia.com/gpu" {
+			whole++
+		}
+		if !strings.HasPrefix(class.Selectors[0].CEL.Expression, `device.driver == "gpu.nvidia.com"`) {
+			t.Errorf("class %s selects %s", o.GetName(), class.Selectors[0].CEL.Expression)
+		}
+	}
+	if whole != 1 {
+		t.Errorf("%d classes have nvidia.com/gpu", whole)
 	}
 }

@@ -109,6 +109,7 @@ func TestNotes(t *testing.T) {
 		return corev1.ResourceList{corev1.ResourceName(name): resource.MustParse(n)}
 	}
 	const plugin, noLabel, class, metrics = "A DEVICE PLUGIN SERVES GPUS of 1 node, such as a.", "NO NODE HAS A LABEL", "DEVICECLASS theirs HAS THE EXTENDED RESOURCE nvidia.com/gpu", "NOBODY MAY CONNECT TO THE METRICS"
+	const notCPUs = "nodes: {match: [{key: pool, operator: NotIn, values: [cpus]}]}"
 	tests := map[string]struct {
 		node   corev1.Node
 		class  resourceapi.DeviceClass
@@ -121,6 +122,15 @@ func TestNotes(t *testing.T) {
 		"its partitions":          {node: node("a", gpus, served("nvidia.com/mig-1g.10gb", "7")), want: plugin},
 		"one that serves nothing": {node: node("a", gpus, served("nvidia.com/gpu", "0"))},
 		"network cards":           {node: node("a", gpus, served("nvidia.com/hostdev", "8"))},
+		"a label's other value":   {node: node("a", map[string]string{"pool": "gpus"}, nil), values: notCPUs},
+		"no such label":           {node: node("a", nil, nil), values: notCPUs},
+		"the label's value":       {node: node("a", map[string]string{"pool": "cpus"}, nil), values: notCPUs, want: noLabel},
+		"a label that may not be": {node: node("a", gpus, nil), values: "nodes: {match: [{key: nvidia.com/gpu.present, operator: DoesNotExist}]}", want: noLabel},
+		"one that is not":         {node: node("a", nil, nil), values: "nodes: {match: [{key: nvidia.com/gpu.present, operator: DoesNotExist}]}"},
+		"a greater number":        {node: node("a", map[string]string{"gpus": "10"}, nil), values: "nodes: {match: [{key: gpus, operator: Gt, values: ['4']}]}"},
+		"no greater number":       {node: node("a", map[string]string{"gpus": "10"}, nil), values: "nodes: {match: [{key: gpus, operator: Lt, values: ['4']}]}", want: noLabel},
+		"selected":                {node: node("a", map[string]string{"nvidia.com/gpu.present": "true", "pool": "cos"}, nil), values: "nodes: {selector: {pool: cos}}"},
+		"another release's node":  {node: node("a", gpus, served("nvidia.com/gpu", "8")), values: "nodes: {selector: {pool: cos}}", want: noLabel},
 		"every node":              {node: node("a", nil, served("nvidia.com/gpu", "8")), values: "nodes: {match: []}", want: plugin},
 		"a class":                 {node: node("a", gpus, nil), class: deviceClass("theirs", "nvidia.com/gpu"), want: class},
 		"a class of its own":      {node: node("a", gpus, nil), class: deviceClass("gpu.cleave.dev", "nvidia.com/gpu")},

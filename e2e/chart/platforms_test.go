@@ -95,20 +95,22 @@ func TestPlatforms_OnePlaceForTheDriver(t *testing.T) {
 
 // TestPlatforms_SecondRelease: it shares no object with the first, in the cluster or in their namespace.
 func TestPlatforms_SecondRelease(t *testing.T) {
-	first := map[string]bool{}
-	for _, o := range kindsAndNames(mustRender(t, "")) {
-		first[o] = true
-	}
-	text, err := helm(t, platforms()["second-release"], "template", "cleave-cos", chartDir, "--namespace", namespace)
-	must(t, err)
-	second, err := decode(text)
-	must(t, err)
-	if find(second, "DaemonSet", "cleave-cos-plugin") == nil {
-		t.Fatalf("there is no plugin: %v", kindsAndNames(second))
-	}
-	for _, o := range kindsAndNames(second) {
-		if first[o] {
-			t.Errorf("both have %s", o)
+	for _, both := range []string{"", "nvidiaCompatible: true\n"} {
+		first := map[string]bool{}
+		for _, o := range kindsAndNames(mustRender(t, both)) {
+			first[o] = true
+		}
+		text, err := helm(t, platforms()["second-release"]+both, "template", "cleave-cos", chartDir, "--namespace", namespace)
+		must(t, err)
+		second, err := decode(text)
+		must(t, err)
+		if find(second, "DaemonSet", "cleave-cos-plugin") == nil {
+			t.Fatalf("there is no plugin: %v", kindsAndNames(second))
+		}
+		for _, o := range kindsAndNames(second) {
+			if first[o] {
+				t.Errorf("both have %s, with %q", o, both)
+			}
 		}
 	}
 }

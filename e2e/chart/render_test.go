@@ -158,7 +158,7 @@ var matrix = withPlatforms(map[string]string{
 	"pods elsewhere":        "scheduler: {enabled: true, affinity: {podAntiAffinity: {}}, podLabels: {a: b}}\ndashboard: {enabled: true, nodeSelector: {pool: tools}, podAnnotations: {a: b}}\nplugin: {podLabels: {a: b}, podAnnotations: {c: d}}",
 	"dashboard for some":    "dashboard: {enabled: true, port: 9090, allowFrom: [{podSelector: {matchLabels: {app: ingress}}}], allowedHosts: [gpus.example.com], env: [{name: A, value: b}], tolerations: [{operator: Exists}]}\nnetworkPolicy: {apiServerPorts: [6443]}",
 	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migTimeSlice: {enabled: false}, migMPS: {enabled: false}, migProfiles: {enabled: false}}",
-	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",
+	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}\nscheduler: {enabled: true}",
 	"policies": `
 policies:
   default: {rules: [{tiers: [exclusive, mig]}]}

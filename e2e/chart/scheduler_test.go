@@ -7,11 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	celgo "github.com/google/cel-go/cel"
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiserver/pkg/cel/environment"
 	"sigs.k8s.io/yaml"
 )
 
@@ -160,4 +163,57 @@ func TestScheduler_Replicas(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestScheduler_OwnResources: extended resources for GPUs that the values give names of their own are known to the policies that look at
+// pods: the one that assigns them to the scheduler, and the warnings.
+func TestScheduler_OwnResources(t *testing.T) {
+	objects := mustRender(t, "scheduler: {enabled: true}\n"+
+		"deviceClasses: {mps: {extendedResourceName: example.com/mps}, migProfiles: {extendedResourcePrefix: example.com/mig-}}")
+	expressions := map[string]string{}
+	for _, c := range typed[admissionregistrationv1.MutatingAdmissionPolicy](t, objects, "MutatingAdmissionPolicy", schedulerName).Spec.MatchConditions {
+		expressions[c.Name] = c.Expression
+	}
+	for _, v := range typed[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy", "cleave-pod-warnings").Spec.Variables {
+		expressions[v.Name] = "(" + v.Expression + ").size() > 0"
+	}
+	const claims = ", resourceClaims: [{name: gpu, resourceClaimName: gpu}]}"
+	for pod, want := range map[string]struct{ gpus, twice, wasted bool }{
+		"{containers: [{name: c}]}": {},
+		"{containers: [{name: c, resources: {limits: {example.com/nic: '1'}}}]}":                                                                {},
+		"{containers: [{name: c, resources: {limits: {nvidia.com/gpu: '1'}}}]}":                                                                 {gpus: true},
+		"{containers: [{name: c, resources: {limits: {example.com/mps: '1'}}}]}":                                                                {gpus: true},
+		"{containers: [{name: c}], initContainers: [{name: i, resources: {limits: {example.com/mig-1g.10gb: '1'}}}]}":                           {gpus: true},
+		"{containers: [{name: c, resources: {limits: {example.com/mps: '1', example.com/mig-1g.10gb: '1'}}}]}":                                  {gpus: true, wasted: true},
+		"{containers: [{name: c, resources: {claims: [{name: gpu}], limits: {example.com/nic: '1'}}}]" + claims:                                 {gpus: true},
+		"{containers: [{name: c, resources: {claims: [{name: gpu}], limits: {example.com/mps: '1'}}}]" + claims:                                 {gpus: true, twice: true},
+		"{containers: [{name: c, resources: {claims: [{name: gpu}]}}, {name: d, resources: {limits: {example.com/mig-1g.10gb: '1'}}}]" + claims: {gpus: true},
+	} {
+		for name, want := range map[string]bool{"gpus": want.gpus, "twice": want.twice, "wasted": want.wasted} {
+			if got := holds(t, expressions[name], pod); got != want {
+				t.Errorf("%s: %s is %t, want %t: %s", pod, name, got, want, expressions[name])
+			}
+		}
+	}
+}
+
+// holds evaluates a condition of a policy, in CEL as the API server has it, for the spec of a pod, whose containers are a variable, too.
+func holds(t *testing.T, condition, spec string) bool {
+	t.Helper()
+	pod := map[string]any{}
+	must(t, yaml.Unmarshal([]byte(spec), &pod))
+	containers, _ := pod["containers"].([]any)
+	more, _ := pod["initContainers"].([]any)
+	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).NewExpressionsEnv()
+	language, err := base.Extend(celgo.Variable("object", celgo.DynType), celgo.Variable("variables", celgo.DynType))
+	must(t, err)
+	compiled, issues := language.Compile(condition)
+	must(t, issues.Err())
+	program, err := language.Program(compiled)
+	must(t, err)
+	result, _, err := program.Eval(map[string]any{
+		"object": map[string]any{"spec": pod}, "variables": map[string]any{"containers": slices.Concat(containers, more)},
+	})
+	must(t, err)
+	return result.Value() == true
 }

@@ -26,7 +26,8 @@ func (w *warnings) HandleWarningHeader(_ int, _, text string) { *w = append(*w, 
 // are warned.
 func TestAssigned(t *testing.T) {
 	b := newBed(t)
-	b.applyChart("scheduler.enabled=true", "admission-scheduler")
+	b.applyChart("scheduler.enabled=true,deviceClasses.mps.extendedResourceName=example.com/mps,deviceClasses.migProfiles.extendedResourcePrefix=example.com/mig-",
+		"admission-scheduler")
 	config, err := b.control.RESTConfig()
 	must(t, err)
 	var said warnings
@@ -68,6 +69,8 @@ func TestAssigned(t *testing.T) {
 		{"a claim", "cleave-scheduler", "", claim},
 		{"nvidia.com/gpu", "cleave-scheduler", "", limit("nvidia.com/gpu")},
 		{"a class as a resource", "cleave-scheduler", "", limit("deviceclass.resource.kubernetes.io/gpu.cleave.dev")},
+		{"a class's own name", "cleave-scheduler", "", limit("example.com/mps")},
+		{"a profile's own name", "cleave-scheduler", "", limit("example.com/mig-1g.10gb")},
 		{"another resource", "default-scheduler", "", limit("example.com/nic")},
 		{"an init container", "cleave-scheduler", "", func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i", Resources: corev1.ResourceRequirements{

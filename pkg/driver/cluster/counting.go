@@ -260,7 +260,7 @@ func isUnanswered(err error) bool {
 }
 
 // refusesFields reports whether an API server has rejected the fields of counters. Policies also reject slices as invalid, but name
-// no field (ValidatingAdmissionPolicy, reason Invalid by default): that of Cleave's chart does while the driver's name changes.
+// no field (ValidatingAdmissionPolicy, reason Invalid by default).
 func refusesFields(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {

@@ -14,8 +14,10 @@ import (
 	"github.com/google/cel-go/common/types"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
 	"k8s.io/apiserver/pkg/apis/cel"
 
@@ -123,7 +125,13 @@ func TestNodeLabelsPolicy(t *testing.T) {
 // judgeNode returns what the policy says of a change of a Node by a plugin with a token of a node; empty if it allows it.
 func judgeNode(t *testing.T, policy claimPolicy, token, name string, object, before runtime.Object, sub string) (refused string) {
 	t.Helper()
-	attributes, request := requestOf(corev1.SchemeGroupVersion.WithKind("Node"), name, object, before)
+	return judge(t, policy, corev1.SchemeGroupVersion.WithKind("Node"), token, name, object, before, sub)
+}
+
+// judge is judgeNode for an object of any kind.
+func judge(t *testing.T, policy claimPolicy, kind schema.GroupVersionKind, token, name string, object, before runtime.Object, sub string) (refused string) {
+	t.Helper()
+	attributes, request := requestOf(kind, name, object, before)
 	request.SubResource = sub
 	request.UserInfo = authenticationv1.UserInfo{Username: pluginUser, Extra: map[string]authenticationv1.ExtraValue{
 		"authentication.kubernetes.io/credential-id": {"JTI=1"}}}
@@ -146,6 +154,34 @@ func judgeNode(t *testing.T, policy claimPolicy, token, name string, object, bef
 		}
 	}
 	return refused
+}
+
+// A plugin writes slices of its own node and pool, under either name of the driver: while that changes, nodes that the rollout has not reached
+// have the other one.
+func TestPolicy_Slices(t *testing.T) {
+	policy := policyOf(t, "cleave-resourceslices")
+	const here, elsewhere = "node-1", "node-2"
+	for name, tt := range map[string]struct {
+		node, driver, pool string
+		allowed            bool
+	}{
+		"its own":                      {here, v1alpha1.Group, here, true},
+		"the other name":               {here, "gpu.nvidia.com", here, true},
+		"another driver":               {here, "gpu.example.com", here, false},
+		"another node":                 {elsewhere, v1alpha1.Group, elsewhere, false},
+		"another node, the other name": {elsewhere, "gpu.nvidia.com", elsewhere, false},
+		"another pool, the other name": {here, "gpu.nvidia.com", elsewhere, false},
+	} {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{
+			NodeName: &tt.node, Driver: tt.driver, Pool: resourceapi.ResourcePool{Name: tt.pool, Generation: 1, ResourceSliceCount: 1},
+		}}
+		for what, before := range map[string]runtime.Object{"created": nil, "updated": slice} {
+			got := judge(t, policy, resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), here, slice.Name, slice, before, "")
+			if (got == "") != tt.allowed {
+				t.Errorf("%s, %s: got %q, want it allowed: %t", name, what, got, tt.allowed)
+			}
+		}
+	}
 }
 
 // Labels of clients that the chart names change from one value to the other and back; no other label, and no other value.

@@ -153,6 +153,20 @@ spec:
         expression: device.driver == "{{ include "cleave.driver" .root }}" && {{ .expression }}
 {{- end -}}
 
+{{/*
+The end of a condition of CEL for extended resources of GPUs: those whose names are the values' own, not NVIDIA's. A list with root and the
+variable of the resource.
+*/}}
+{{- define "cleave.orOwnResource" -}}
+{{- $root := index . 0 -}}
+{{- $variable := index . 1 -}}
+{{- $nvidias := "^nvidia[.]com/(gpu|mig-)" -}}
+{{- range $class := $root.Values.deviceClasses -}}
+{{- with $class.extendedResourceName }}{{ if not (regexMatch $nvidias .) }} || {{ $variable }} == {{ quote . }}{{ end }}{{ end -}}
+{{- with $class.extendedResourcePrefix }}{{ if not (regexMatch $nvidias .) }} || {{ $variable }}.startsWith({{ quote . }}){{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The names of all DeviceClasses of the release, separated by spaces. */}}
 {{- define "cleave.classNames" -}}
 {{- $classes := .Values.deviceClasses -}}
@@ -169,6 +183,9 @@ spec:
 {{- if and $wanted (not (has .profile $settings.disabled)) }}{{ $names = append $names (printf "mig-%s.cleave.dev" (replace "+" "." .profile)) }}{{ end -}}
 {{- end -}}
 {{- end }}{{ end -}}
-{{- if .Values.nvidiaCompatible }}{{ $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}{{ end -}}
+{{- if .Values.nvidiaCompatible -}}
+{{- if (ternary $classes.timeSlice $classes.gpu .Values.nvidiaConsumableShares).enabled }}{{ $names = append $names "gpu.nvidia.com" }}{{ end -}}
+{{- if $classes.mig.enabled }}{{ $names = append $names "mig.nvidia.com" }}{{ end -}}
+{{- end -}}
 {{ join " " $names }}
 {{- end -}}
