@@ -99,6 +99,7 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	devices := p.allocator(p.handle.ProfileName())
 	if devices == nil || state.GetSkipFilterPlugins().Has(candidateResources) {
+		p.shared.Refused(state, pod.UID) // nobody goes for devices
 		return p.DefaultPreemption.PostFilter(ctx, state, pod, statuses)
 	}
 	a := &attempt{preemptionPlugin: p, devices: devices, state: state, found: map[string]room{}}
@@ -186,7 +187,7 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 			return
 		}
 		a.shared.Drop(pod.UID) // its nomination is taken away
-		if gpupacking.More(a.state) {
+		if a.shared.Refused(a.state, pod.UID) {
 			a.handle.Activate(klog.FromContext(ctx), map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
 		}
 		a.later.add(pod, a.earliest(pod))

@@ -74,6 +74,7 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	if c == nil {
 		return
 	}
+	s.refused.remove(pod.UID)
 	c.holds.tell(c.holds.begin(pod, node, devices, victims))
 }
 
@@ -158,13 +159,6 @@ func (h *holds) end(pod types.UID) (node string) {
 	}
 	delete(h.of, pod)
 	return node
-}
-
-// has reports whether devices are held for a pod.
-func (h *holds) has(pod types.UID) bool {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	return h.of[pod] != nil
 }
 
 // Nominated is a pod that is nominated for a node. What devices are to be kept for it is not known.

@@ -222,7 +222,7 @@ func TestHold_Gone(t *testing.T) {
 	b.host("", ending)
 	b.host("", bound)
 	for _, pod := range []*corev1.Pod{gone, ending, bound} {
-		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.cluster.holds.has(pod.UID) {
+		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.shared.heldNode(pod) != "" {
 			t.Errorf("something is held for pod %s", pod.Name)
 		}
 	}
