@@ -59,7 +59,7 @@ type holds struct {
 	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
 	binding map[types.UID]bool
 	pods    cache.Indexer
-	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs.
+	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs, or for it.
 	refused map[types.UID]*corev1.Pod
 	// gone is called with each pod that is deleted, and the mutex.
 	gone func(pod *corev1.Pod)
