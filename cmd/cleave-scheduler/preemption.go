@@ -42,9 +42,10 @@ const devicePreemption = "DevicePreemption"
 type preemptionPlugin struct {
 	*defaultpreemption.DefaultPreemption
 	*plugins
-	handle framework.Handle
-	rules  *gpupacking.Rules
-	later  *later
+	handle   framework.Handle
+	rules    *gpupacking.Rules
+	later    *later
+	refusals refusals
 }
 
 // newPreemption creates the plugin of a profile.
@@ -71,6 +72,7 @@ func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object,
 			return p.evictable(victim, preemptor)
 		}
 	}
+	p.refusals.watch(inner.Executor)
 	all.shared.Preempts(handle.ProfileName(), rules)
 	registerMetrics()
 	go p.later.run(ctx)
@@ -102,7 +104,7 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 		p.shared.Refused(state, pod.UID) // nobody goes for devices
 		return p.DefaultPreemption.PostFilter(ctx, state, pod, statuses)
 	}
-	a := &attempt{preemptionPlugin: p, devices: devices, state: state, found: map[string]room{}}
+	a := &attempt{preemptionPlugin: p, devices: devices, state: state, refusedOn: p.refusals.take(pod.UID), found: map[string]room{}}
 	if ok, why := a.mayEvict(pod); !ok {
 		return nil, framework.NewStatus(framework.Unschedulable, "preemption: "+why)
 	}
@@ -113,6 +115,9 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 			return nil, framework.NewStatus(framework.Unschedulable, why)
 		}
 		return scheduler.NewPostFilterResultWithNominatedNode(node), framework.NewStatus(framework.Success, why)
+	}
+	if status := a.refused(ctx, pod); status != nil {
+		return nil, status
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
 	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared})
@@ -128,8 +133,11 @@ type attempt struct {
 	*preemptionPlugin
 	devices *candidatePlugin
 	state   framework.CycleState
-	mutex   sync.Mutex
-	found   map[string]room // by node
+	// refusedOn is the node where the API server refused the last eviction for the pod; empty for none.
+	refusedOn string
+
+	mutex sync.Mutex
+	found map[string]room // by node
 }
 
 // room is what evictions on a node make.
@@ -196,7 +204,6 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 	node := result.NominatedNodeName
 	r := a.found[node]
 	preemptions.WithLabelValues(outcomeEvicted).Inc()
-	victimPods.Add(float64(len(r.victims)))
 	evictedUnits.Add(float64(r.units))
 	if len(r.devices) == 0 {
 		return

@@ -68,7 +68,7 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 			freed = gpupacking.DeviceNames(had)
 		}
 		recorder.Eventf(victim, pod, corev1.EventTypeNormal, "PreemptedForDevices", "Preempting",
-			"Evicted from node %s with %s, to make room for pod %s of priority %d.", node, freed, named(pod, victim), priority)
+			"To be evicted from node %s with %s, to make room for pod %s of priority %d.", node, freed, named(pod, victim), priority)
 	}
 	slices.Sort(names)
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",

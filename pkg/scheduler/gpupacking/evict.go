@@ -274,9 +274,14 @@ func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) 
 	if d == nil {
 		return false
 	}
-	refused, _ := s.refused.get(pod)
-	s.refused.put(pod, refused.Union(sets.KeySet(d.victims)))
+	s.RefusedOn(pod, slices.Collect(maps.Keys(d.victims))...)
 	return d.more
+}
+
+// RefusedOn notes that evictions on nodes do not make room for a pod.
+func (s *Shared) RefusedOn(pod types.UID, nodes ...string) {
+	refused, _ := s.refused.get(pod)
+	s.refused.put(pod, refused.Union(sets.New(nodes...)))
 }
 
 func btoi(b bool) int {
