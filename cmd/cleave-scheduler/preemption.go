@@ -203,8 +203,13 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 	}
 	node := result.NominatedNodeName
 	r := a.found[node]
-	preemptions.WithLabelValues(outcomeEvicted).Inc()
+	outcome := outcomeEvicted
+	if len(evicted(r.victims)) == 0 {
+		outcome = outcomeWaiting
+	}
+	preemptions.WithLabelValues(outcome).Inc()
 	evictedUnits.Add(float64(r.units))
+	a.later.add(pod, firstStuck(r.victims))
 	if len(r.devices) == 0 {
 		return
 	}
@@ -310,16 +315,16 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 		func(n string) int64 { return -nodes[n].NumPDBViolations },
 		func(n string) int64 {
 			most := int64(math.MinInt32)
-			for _, p := range evicted(nodes[n]) {
+			for _, p := range evicted(nodes[n].Pods) {
 				most = max(most, int64(schedulinghelpers.PodPriority(p)))
 			}
 			return -most
 		},
 		func(n string) int64 { return -int64(a.found[n].units) },
-		func(n string) int64 { return -int64(len(evicted(nodes[n]))) },
+		func(n string) int64 { return -int64(len(evicted(nodes[n].Pods))) },
 		func(n string) int64 {
 			first := int64(math.MaxInt64)
-			for _, p := range evicted(nodes[n]) {
+			for _, p := range evicted(nodes[n].Pods) {
 				if p.Status.StartTime != nil {
 					first = min(first, p.Status.StartTime.UnixNano())
 				}
@@ -330,6 +335,19 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 }
 
 // evicted are the victims that do not end anyway.
-func evicted(v *extenderv1.Victims) []*corev1.Pod {
-	return slices.DeleteFunc(slices.Clone(v.Pods), func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+func evicted(victims []*corev1.Pod) []*corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(victims), func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// firstStuck is when the first of the victims that end anyway is not waited for any longer; zero for none.
+func firstStuck(victims []*corev1.Pod) (first time.Time) {
+	for _, p := range victims {
+		if p.DeletionTimestamp == nil {
+			continue
+		}
+		if at := pools.StuckAt(p); first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
 }
