@@ -153,7 +153,7 @@ type room struct {
 // that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the
 // event queues it again.
 func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
-	for _, name := range a.shared.Awaited(a.state, pod) {
+	for _, name := range a.shared.Awaited(a.state, pod, a.devices.allocates(a.state)) {
 		if a.waitsFor(ctx, pod, name) {
 			return name, true
 		}
@@ -172,7 +172,7 @@ func (a *attempt) waitsFor(ctx context.Context, pod *corev1.Pod, name string) bo
 	if !status.IsSuccess() || len(got) == 0 {
 		return false
 	}
-	if a.devices.allocates(a.state) { // otherwise PreFilter ended the attempt, and other plugins know nothing of the pod
+	if a.devices.allocates(a.state) { // otherwise GPUPacking ended the attempt, and other plugins know nothing of the pod
 		state := a.state.Clone()
 		state.Write(removedKey, nobody)
 		if !a.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, node).IsSuccess() {
