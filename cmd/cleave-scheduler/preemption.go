@@ -259,7 +259,7 @@ func victimOrder(all []*preemption.DomainVictim, chosen sets.Set[types.UID]) {
 		switch pods := v.Pods(); {
 		case pods[0].GetPod().DeletionTimestamp != nil:
 			return 2
-		case slices.ContainsFunc(pods, func(i framework.PodInfo) bool { return chosen.Has(i.GetPod().UID) }):
+		case hasOne(v, chosen):
 			return 1
 		}
 		return 0
@@ -282,6 +282,20 @@ func victimOrder(all []*preemption.DomainVictim, chosen sets.Set[types.UID]) {
 	})
 }
 
+// hasOne reports whether one of some pods goes with a victim.
+func hasOne(v *preemption.DomainVictim, pods sets.Set[types.UID]) bool {
+	return slices.ContainsFunc(v.Pods(), func(i framework.PodInfo) bool { return pods.Has(i.GetPod().UID) })
+}
+
+// followed are the pods that GPUPacking has chosen, which knows nothing of groups; not ok where all pods of a group would go with one.
+func followed(possible []*preemption.DomainVictim, victims []types.UID) (chosen sets.Set[types.UID], ok bool) {
+	chosen = sets.New(victims...)
+	if slices.ContainsFunc(possible, func(v *preemption.DomainVictim) bool { return len(v.Pods()) > 1 && hasOne(v, chosen) }) {
+		return nil, false
+	}
+	return chosen, true
+}
+
 // SelectVictimsOnNode finds the pods of a node to evict. Those that GPUPacking has chosen are tried first: on a node of 56 partitions it
 // takes a run of the allocator for each of the others to find that they can stay.
 func (a *attempt) SelectVictimsOnNode(ctx context.Context, state framework.CycleState, preemptor *corev1.Pod, node framework.NodeInfo,
@@ -291,11 +305,11 @@ func (a *attempt) SelectVictimsOnNode(ctx context.Context, state framework.Cycle
 		return nil, 0, framework.NewStatus(framework.UnschedulableAndUnresolvable, "No preemption victims found for incoming pod")
 	}
 	name := node.Node().Name
-	victims, ok := gpupacking.Victims(a.state, name)
-	chosen := sets.New(victims...)
+	victims, known := gpupacking.Victims(a.state, name)
+	chosen, ok := followed(possible, victims)
 	victimOrder(possible, chosen)
 	d := &dryRun{attempt: a, preemptor: preemptor}
-	if ok {
+	if known && ok {
 		few := slices.DeleteFunc(slices.Clone(possible), func(v *preemption.DomainVictim) bool {
 			return !slices.ContainsFunc(v.Pods(), func(i framework.PodInfo) bool {
 				return chosen.Has(i.GetPod().UID) || i.GetPod().DeletionTimestamp != nil
