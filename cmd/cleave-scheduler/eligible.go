@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
 	"github.com/cleave-dra/cleave/pkg/tools/pools"
@@ -19,6 +20,9 @@ func (a *attempt) mayEvict(pod *corev1.Pod) (ok bool, why string) {
 	}
 	if a.devices.view.CountsAdmin(pod) {
 		return false, "not eligible due to admin access, which takes nothing, along with claims for devices."
+	}
+	if with := a.shared.HeldWith(pod, a.devices.claimsOf(pod)); with != nil {
+		return false, "not eligible while others are evicted for pod " + klog.KObj(with).String() + ", which shares a claim."
 	}
 	return true, ""
 }

@@ -42,9 +42,10 @@ const devicePreemption = "DevicePreemption"
 type preemptionPlugin struct {
 	*defaultpreemption.DefaultPreemption
 	*plugins
-	handle framework.Handle
-	rules  *gpupacking.Rules
-	later  *later
+	handle   framework.Handle
+	rules    *gpupacking.Rules
+	later    *later
+	refusals refusals
 }
 
 // newPreemption creates the plugin of a profile.
@@ -71,6 +72,7 @@ func (all *plugins) newPreemption(ctx context.Context, arguments runtime.Object,
 			return p.evictable(victim, preemptor)
 		}
 	}
+	p.refusals.watch(inner.Executor)
 	all.shared.Preempts(handle.ProfileName(), rules)
 	registerMetrics()
 	go p.later.run(ctx)
@@ -99,9 +101,10 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	devices := p.allocator(p.handle.ProfileName())
 	if devices == nil || state.GetSkipFilterPlugins().Has(candidateResources) {
+		p.shared.Refused(state, pod.UID) // nobody goes for devices
 		return p.DefaultPreemption.PostFilter(ctx, state, pod, statuses)
 	}
-	a := &attempt{preemptionPlugin: p, devices: devices, state: state, found: map[string]room{}}
+	a := &attempt{preemptionPlugin: p, devices: devices, state: state, refusedOn: p.refusals.take(pod.UID), found: map[string]room{}}
 	if ok, why := a.mayEvict(pod); !ok {
 		return nil, framework.NewStatus(framework.Unschedulable, "preemption: "+why)
 	}
@@ -112,6 +115,9 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 			return nil, framework.NewStatus(framework.Unschedulable, why)
 		}
 		return scheduler.NewPostFilterResultWithNominatedNode(node), framework.NewStatus(framework.Success, why)
+	}
+	if status := a.refused(ctx, pod); status != nil {
+		return nil, status
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
 	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared})
@@ -127,8 +133,11 @@ type attempt struct {
 	*preemptionPlugin
 	devices *candidatePlugin
 	state   framework.CycleState
-	mutex   sync.Mutex
-	found   map[string]room // by node
+	// refusedOn is the node where the API server refused the last eviction for the pod; empty for none.
+	refusedOn string
+
+	mutex sync.Mutex
+	found map[string]room // by node
 }
 
 // room is what evictions on a node make.
@@ -144,7 +153,7 @@ type room struct {
 // that it is nominated for, or on one where nobody has to be evicted. They may have been deallocated since the pod was refused there: the
 // event queues it again.
 func (a *attempt) waits(ctx context.Context, pod *corev1.Pod) (name string, waits bool) {
-	for _, name := range a.shared.Awaited(a.state, pod) {
+	for _, name := range a.shared.Awaited(a.state, pod, a.devices.allocates(a.state)) {
 		if a.waitsFor(ctx, pod, name) {
 			return name, true
 		}
@@ -163,7 +172,7 @@ func (a *attempt) waitsFor(ctx context.Context, pod *corev1.Pod, name string) bo
 	if !status.IsSuccess() || len(got) == 0 {
 		return false
 	}
-	if a.devices.allocates(a.state) { // otherwise PreFilter ended the attempt, and other plugins know nothing of the pod
+	if a.devices.allocates(a.state) { // otherwise GPUPacking ended the attempt, and other plugins know nothing of the pod
 		state := a.state.Clone()
 		state.Write(removedKey, nobody)
 		if !a.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, node).IsSuccess() {
@@ -186,7 +195,7 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 			return
 		}
 		a.shared.Drop(pod.UID) // its nomination is taken away
-		if gpupacking.More(a.state) {
+		if a.shared.Refused(a.state, pod.UID) {
 			a.handle.Activate(klog.FromContext(ctx), map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
 		}
 		a.later.add(pod, a.earliest(pod))
@@ -194,9 +203,13 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 	}
 	node := result.NominatedNodeName
 	r := a.found[node]
-	preemptions.WithLabelValues(outcomeEvicted).Inc()
-	victimPods.Add(float64(len(r.victims)))
+	outcome := outcomeEvicted
+	if len(evicted(r.victims)) == 0 {
+		outcome = outcomeWaiting
+	}
+	preemptions.WithLabelValues(outcome).Inc()
 	evictedUnits.Add(float64(r.units))
+	a.later.add(pod, firstStuck(r.victims))
 	if len(r.devices) == 0 {
 		return
 	}
@@ -246,7 +259,7 @@ func victimOrder(all []*preemption.DomainVictim, chosen sets.Set[types.UID]) {
 		switch pods := v.Pods(); {
 		case pods[0].GetPod().DeletionTimestamp != nil:
 			return 2
-		case slices.ContainsFunc(pods, func(i framework.PodInfo) bool { return chosen.Has(i.GetPod().UID) }):
+		case hasOne(v, chosen):
 			return 1
 		}
 		return 0
@@ -269,6 +282,20 @@ func victimOrder(all []*preemption.DomainVictim, chosen sets.Set[types.UID]) {
 	})
 }
 
+// hasOne reports whether one of some pods goes with a victim.
+func hasOne(v *preemption.DomainVictim, pods sets.Set[types.UID]) bool {
+	return slices.ContainsFunc(v.Pods(), func(i framework.PodInfo) bool { return pods.Has(i.GetPod().UID) })
+}
+
+// followed are the pods that GPUPacking has chosen, which knows nothing of groups; not ok where all pods of a group would go with one.
+func followed(possible []*preemption.DomainVictim, victims []types.UID) (chosen sets.Set[types.UID], ok bool) {
+	chosen = sets.New(victims...)
+	if slices.ContainsFunc(possible, func(v *preemption.DomainVictim) bool { return len(v.Pods()) > 1 && hasOne(v, chosen) }) {
+		return nil, false
+	}
+	return chosen, true
+}
+
 // SelectVictimsOnNode finds the pods of a node to evict. Those that GPUPacking has chosen are tried first: on a node of 56 partitions it
 // takes a run of the allocator for each of the others to find that they can stay.
 func (a *attempt) SelectVictimsOnNode(ctx context.Context, state framework.CycleState, preemptor *corev1.Pod, node framework.NodeInfo,
@@ -278,11 +305,11 @@ func (a *attempt) SelectVictimsOnNode(ctx context.Context, state framework.Cycle
 		return nil, 0, framework.NewStatus(framework.UnschedulableAndUnresolvable, "No preemption victims found for incoming pod")
 	}
 	name := node.Node().Name
-	victims, ok := gpupacking.Victims(a.state, name)
-	chosen := sets.New(victims...)
+	victims, known := gpupacking.Victims(a.state, name)
+	chosen, ok := followed(possible, victims)
 	victimOrder(possible, chosen)
 	d := &dryRun{attempt: a, preemptor: preemptor}
-	if ok {
+	if known && ok {
 		few := slices.DeleteFunc(slices.Clone(possible), func(v *preemption.DomainVictim) bool {
 			return !slices.ContainsFunc(v.Pods(), func(i framework.PodInfo) bool {
 				return chosen.Has(i.GetPod().UID) || i.GetPod().DeletionTimestamp != nil
@@ -302,16 +329,16 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 		func(n string) int64 { return -nodes[n].NumPDBViolations },
 		func(n string) int64 {
 			most := int64(math.MinInt32)
-			for _, p := range evicted(nodes[n]) {
+			for _, p := range evicted(nodes[n].Pods) {
 				most = max(most, int64(schedulinghelpers.PodPriority(p)))
 			}
 			return -most
 		},
 		func(n string) int64 { return -int64(a.found[n].units) },
-		func(n string) int64 { return -int64(len(evicted(nodes[n]))) },
+		func(n string) int64 { return -int64(len(evicted(nodes[n].Pods))) },
 		func(n string) int64 {
 			first := int64(math.MaxInt64)
-			for _, p := range evicted(nodes[n]) {
+			for _, p := range evicted(nodes[n].Pods) {
 				if p.Status.StartTime != nil {
 					first = min(first, p.Status.StartTime.UnixNano())
 				}
@@ -322,6 +349,19 @@ func (a *attempt) OrderedScoreFuncs(_ context.Context, nodes map[string]*extende
 }
 
 // evicted are the victims that do not end anyway.
-func evicted(v *extenderv1.Victims) []*corev1.Pod {
-	return slices.DeleteFunc(slices.Clone(v.Pods), func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+func evicted(victims []*corev1.Pod) []*corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(victims), func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// firstStuck is when the first of the victims that end anyway is not waited for any longer; zero for none.
+func firstStuck(victims []*corev1.Pod) (first time.Time) {
+	for _, p := range victims {
+		if p.DeletionTimestamp == nil {
+			continue
+		}
+		if at := pools.StuckAt(p); first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
 }

@@ -20,7 +20,7 @@ import (
 // Outcomes of a search for pods to evict; values of a metric's label.
 const (
 	outcomeEvicted = "evicted" // pods are evicted, and the pod is nominated for their node
-	outcomeWaiting = "waiting" // what was freed for the pod is not deallocated yet
+	outcomeWaiting = "waiting" // pods that make room end anyway, or what was freed for the pod is not deallocated yet
 	outcomeNone    = "none"    // no eviction makes room, or the pod may evict nobody now
 	outcomeError   = "error"
 )
@@ -28,8 +28,8 @@ const (
 var (
 	preemptions = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: "cleave_scheduler", Name: "preemptions_total", StabilityLevel: metrics.ALPHA,
-		Help: "Searches for pods whose eviction makes room for a pod that found none, by outcome: evicted, waiting for devices that " +
-			"were freed for it to be deallocated, none, or error.",
+		Help: "Searches for pods whose eviction makes room for a pod that found none, by outcome: evicted, waiting for pods that end " +
+			"anyway or for devices that were freed for it to be deallocated, none, or error.",
 	}, []string{"outcome"})
 	victimPods = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem: "cleave_scheduler", Name: "preemption_victims_total", StabilityLevel: metrics.ALPHA,
@@ -52,13 +52,14 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 		}
 	}
 	recorder, priority := a.handle.EventRecorder(), schedulinghelpers.PodPriority(pod)
-	var names []string
+	var names, ending []string
 	for _, victim := range r.victims {
 		key := victim.Namespace + "/" + victim.Name
-		names = append(names, named(victim, pod))
 		if victim.DeletionTimestamp != nil {
+			ending = append(ending, named(victim, pod))
 			continue
 		}
+		names = append(names, named(victim, pod))
 		var had []gpupacking.Result
 		for _, claim := range of[key] {
 			had = append(had, claim.Status.Allocation.Devices.Results...)
@@ -68,7 +69,13 @@ func (a *attempt) tell(pod *corev1.Pod, node string, r room) {
 			freed = gpupacking.DeviceNames(had)
 		}
 		recorder.Eventf(victim, pod, corev1.EventTypeNormal, "PreemptedForDevices", "Preempting",
-			"Evicted from node %s with %s, to make room for pod %s of priority %d.", node, freed, named(pod, victim), priority)
+			"To be evicted from node %s with %s, to make room for pod %s of priority %d.", node, freed, named(pod, victim), priority)
+	}
+	if len(names) == 0 {
+		slices.Sort(ending)
+		recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",
+			"Waits for %s on node %s, which end anyway; gets %s when they have ended.", few(ending), node, gpupacking.DeviceNames(r.devices))
+		return
 	}
 	slices.Sort(names)
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "PreemptsForDevices", "Preempting",

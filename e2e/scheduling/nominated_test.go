@@ -67,6 +67,7 @@ func TestPreemption_EndsAnyway(t *testing.T) {
 	must(t, b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "first-0", metav1.DeleteOptions{}))
 	b.addPods("high", "mig-1g.10gb.cleave.dev", 1, priority("high"))
 	b.nominated("high-0", "n1")
+	b.told("high-0", "PreemptsForDevices", "Waits for pods default/first-0 on node n1, which end anyway; gets devices gpu-")
 	if names := b.evictedFor("high-0", 1); names[0] != "first-0" {
 		t.Errorf("ended is %s, want first-0", names[0])
 	}

@@ -36,6 +36,38 @@ func leaves(b *bed, pod, claimName string) {
 	must(b.t, errOf(claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{})))
 }
 
+// addClaim creates a claim for a GPU.
+func addClaim(b *bed, name string) {
+	b.t.Helper()
+	must(b.t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: workload.ClaimSpec("gpu.cleave.dev", 1)}, metav1.CreateOptions{})))
+}
+
+// TestPreemption_OneClaim: urgent pods share a claim. One of them evicts a pod, and all run when that has ended.
+func TestPreemption_OneClaim(t *testing.T) {
+	b := newPriorityBed(t, "n1", "n2")
+	b.startScheduler("{}")
+	b.addPods("low", "gpu.cleave.dev", 16, priority("low"), graceful)
+	b.scheduled(16)
+	addClaim(b.bed, "shared")
+	urgent := []string{"first", "second", "third"}
+	for _, name := range urgent {
+		pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("shared")})
+		pod.Name, pod.Spec.PriorityClassName = name, "high"
+		must(t, errOf(b.kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})))
+	}
+	for _, name := range urgent {
+		b.waits(name)
+	}
+	victim := b.ending(1)[0]
+	b.gone(victim)
+	b.free(victim)
+	for _, name := range urgent {
+		b.running(name)
+	}
+	b.none()
+}
+
 // TestPreemption_NamedClaim: the pod of a ReplicaSet whose template names a claim is evicted. Its replacement, which comes as soon as it
 // ends, must not take the claim over: the claim would never be free, and the replacement would be evicted in turn, and so on.
 func TestPreemption_NamedClaim(t *testing.T) {
@@ -43,8 +75,7 @@ func TestPreemption_NamedClaim(t *testing.T) {
 	b.startScheduler("{}")
 	b.addPods("other", "gpu.cleave.dev", 7, priority("high"), onNode("n1"))
 	b.addPods("far", "gpu.cleave.dev", 8, priority("high"), onNode("n2"))
-	must(t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: workload.ClaimSpec("gpu.cleave.dev", 1)}, metav1.CreateOptions{})))
+	addClaim(b.bed, "shared")
 	replica := func(i int) string {
 		pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("shared")})
 		pod.Name, pod.Labels, pod.Spec.PriorityClassName = fmt.Sprint("web-", i), map[string]string{"app": "web"}, "low"

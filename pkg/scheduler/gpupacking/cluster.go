@@ -61,7 +61,7 @@ type view struct {
 	stale  bool
 	node   *pools.Node // nil where no pool is complete
 	state  *packing.State
-	plans  map[string]plan // by the key of a demand; dropped when anything changes
+	plans  map[string]plan // by the key of a demand and of holds; dropped when anything changes
 	// evictions are known by the key of a demand, and dropped, too.
 	evictions map[string]knownEviction
 	// alone is whether demands fit without others, dropped like evictions.
@@ -242,24 +242,24 @@ func (c *cluster) plan(ctx context.Context, v *view, q query) plan {
 		return plan{}
 	}
 	d := q.demand
-	if len(c.holds.of) > 0 {
-		if holds := c.holds.on(v.of, q.holder); len(holds) > 0 {
-			state := v.state.Clone()
-			v.keep(c, state, holds, nil)
-			return v.predict(ctx, c.cache, state, d)
-		}
-	}
-	if known, ok := v.plans[d.Key]; ok {
+	holds, key := c.holds.keyed(v.of, q.holder)
+	key = d.Key + key
+	if known, ok := v.plans[key]; ok {
 		return known
 	}
-	p := v.predict(ctx, c.cache, v.state, d)
+	state := v.state
+	if len(holds) > 0 {
+		state = state.Clone()
+		v.keep(c, state, holds, nil)
+	}
+	p := v.predict(ctx, c.cache, state, d)
 	if errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded) {
 		return p
 	}
 	if len(v.plans) >= maxPlans {
 		clear(v.plans)
 	}
-	v.plans[d.Key] = p
+	v.plans[key] = p
 	return p
 }
 

@@ -233,46 +233,55 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 	return found
 }
 
-// addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption. Where they would not do in
-// earlier attempts, those that are next come.
-// It reports whether they have all come before.
-func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) (again bool) {
+// addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption, but for those that they refused
+// in earlier attempts, unless they refused all. It reports whether they did, or evict nobody for the pod.
+func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) (all bool) {
 	rules := p.shared.rulesFor(p.handle.ProfileName(), pod)
 	if rules == nil {
-		return false
+		return true
 	}
 	informers := p.handle.SharedInformerFactory()
 	e, err := newEvictor(pod, rules, informers.Core().V1().Pods().Lister(), informers.Policy().V1().PodDisruptionBudgets().Lister())
 	if err != nil {
-		return false // informers do not fail
+		return true // informers do not fail
 	}
 	found := e.evictions(ctx, p.cluster, p.handle.SnapshotSharedLister().NodeInfos(), among, d.query, d.outcome == outcomeBusy)
-	if len(found) == 0 {
-		return false
+	refused, tried := p.shared.refused.get(pod.UID)
+	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return refused.Has(e.node) })
+	if all = tried && len(rest) == 0; all {
+		p.shared.refused.remove(pod.UID)
+		rest = found
 	}
-	offered, _ := p.offered.get(pod.UID)
-	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return offered.Has(e.node) })
-	again = len(rest) == 0
-	holds := p.cluster.holds.has(pod.UID)
-	if again || holds {
-		rest, offered = found, nil
+	if len(found) == 0 {
+		return all
 	}
 	d.victims = map[string][]types.UID{}
-	all := offered.Clone()
-	if all == nil {
-		all = sets.New[string]()
-	}
 	for _, e := range rest[:min(len(rest), p.args.Candidates)] {
 		d.victims[e.node] = e.victims
-		all.Insert(e.node)
 	}
-	d.more = len(rest) > p.args.Candidates && !again && !holds
-	p.offered.put(pod.UID, all)
+	d.more = len(rest) > p.args.Candidates && !all
 	if d.outcome != outcomeBusy {
 		d.outcome = outcomeEvict
 	}
 	p.waiting.put(pod.UID, waiter{d.query, pod, rules})
-	return again
+	return all
+}
+
+// Refused notes that preemption evicts nobody for a pod on the nodes that a cycle left to it. It reports whether another attempt of the pod
+// sees other nodes on which evictions make room for it.
+func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) {
+	d := read(state)
+	if d == nil {
+		return false
+	}
+	s.RefusedOn(pod, slices.Collect(maps.Keys(d.victims))...)
+	return d.more
+}
+
+// RefusedOn notes that evictions on nodes do not make room for a pod.
+func (s *Shared) RefusedOn(pod types.UID, nodes ...string) {
+	refused, _ := s.refused.get(pod)
+	s.refused.put(pod, refused.Union(sets.New(nodes...)))
 }
 
 func btoi(b bool) int {

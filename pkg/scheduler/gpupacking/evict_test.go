@@ -89,9 +89,16 @@ func (b evictionBed) urgentPod(class string, change ...func(*resourceapi.Resourc
 // outcomeOf is the decision of a pod, as text.
 func (b evictionBed) outcomeOf(pod *corev1.Pod) string {
 	b.t.Helper()
+	text, _ := b.attempt(pod)
+	return text
+}
+
+// attempt is outcomeOf with the state of the cycle.
+func (b evictionBed) attempt(pod *corev1.Pod) (outcome string, state *fakeState) {
+	b.t.Helper()
 	state, nodes := b.preFilter(pod)
 	d := read(state)
-	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims)
+	return fmt.Sprint(nodes, " ", d.outcome, " ", d.victims), state
 }
 
 // urgent is the decision of a pod of priority 1000.
@@ -227,29 +234,79 @@ func TestEvictions_EndsBesideBusy(t *testing.T) {
 			pod := b.ofPriority(1000, "urgent", "gpu")
 			pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}}}
-			if diff := cmp.Diff("n1 n2 busy map[n1:[]]", b.outcomeOf(pod)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			b.now = b.now.Add(checkInterval) // a check is due
+			for _, want := range []string{"n1 n2 busy map[n1:[]]", "Skip checked map[]", "n1 n2 busy map[n1:[]]"} {
+				got, state := b.attempt(pod)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				b.plugin.shared.Refused(state, pod.UID)
 			}
 		})
 	}
 }
 
-// TestEvictions_Offered: where the allocator and others refuse the best nodes, the next are offered, then all again.
-func TestEvictions_Offered(t *testing.T) {
+// TestEvictions_BusyAlone: nobody can go with the GPUs of a node, and another one has a free GPU and no CPU. Preemption is asked there before
+// the allocator is on all nodes.
+func TestEvictions_BusyAlone(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	b.run("n1", "important", "gpu", 2000)
+	b.nodes[1].(*fakeNode).usedCPU = 8000
+	b.now = b.now.Add(checkInterval) // a check is due
+	pod := b.ofPriority(1000, "urgent", "gpu")
+	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}}}
+	for _, want := range []string{"n2 busy map[]", "Skip checked map[]"} {
+		got, state := b.attempt(pod)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		b.plugin.shared.Refused(state, pod.UID)
+	}
+}
+
+// TestEvictions_HoldLost: a pod loses the node that others were evicted on for it. It is best for the next attempt, too: preemption did not
+// refuse it.
+func TestEvictions_HoldLost(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3")
+	b.run("n1", "low", "gpu", -1000)
+	b.run("n2", "middle", "gpu", 500)
+	b.run("n3", "lower", "gpu", -2000)
+	urgent := b.urgentPod("gpu")
+	text, state := b.attempt(urgent)
+	if diff := cmp.Diff("n3 evict map[n3:[lower]]", text); diff != "" {
+		t.Errorf("at first (-want +got):\n%s", diff)
+	}
+	b.plugin.shared.Refused(state, urgent.UID)
+	for _, want := range []string{"n1 evict map[n1:[low]]", "n3 evict map[n3:[lower]]"} {
+		if diff := cmp.Diff(want, b.outcomeOf(urgent)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		b.plugin.shared.Hold(urgent, "n1", results(b.claims["low"]), []*resourceapi.ResourceClaim{b.claims["low"]})
+		b.plugin.shared.Drop(urgent.UID)
+	}
+}
+
+// TestEvictions_Refused: where the allocator and others refuse the best nodes, the next are left to them, then all again.
+func TestEvictions_Refused(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1", "n2", "n3")
 	for _, n := range []string{"n1", "n2", "n3"} {
 		b.run(n, "low-"+n, "gpu", -1000)
 	}
+	pod := b.ofPriority(1000, "urgent", "gpu")
 	var got []string
 	for range 5 {
-		got = append(got, b.urgent("urgent", "gpu"))
+		text, state := b.attempt(pod)
+		got = append(got, fmt.Sprint(text, " more: ", b.plugin.shared.Refused(state, pod.UID)))
 	}
-	want := []string{"n1 evict map[n1:[low-n1]]", "n2 evict map[n2:[low-n2]]", "n3 evict map[n3:[low-n3]]"}
-	if diff := cmp.Diff(want, got[:3]); diff != "" {
+	want := []string{"n1 evict map[n1:[low-n1]] more: true", "n2 evict map[n2:[low-n2]] more: true", "n3 evict map[n3:[low-n3]] more: false",
+		"n1 evict map[n1:[low-n1]] more: false", "n2 evict map[n2:[low-n2]] more: true"}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	t.Log(got[3:])
 }
 
 // TestEvictions_GoneAlone: the only pod of a node that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on

@@ -34,7 +34,31 @@ func (s *Shared) FreedFor(pod *corev1.Pod, claim *resourceapi.ResourceClaim) *co
 	return nil
 }
 
-// takeRefused are the pods that FreedFor kept from a claim since the last call.
+// HeldWith is a pod for which devices are held, which shares one of a pod's claims that has none yet; nil for none. Both get what the claim
+// gets, so that the other pod evicts nobody. It is tried again when the hold has ended, and by the event of its claim.
+func (s *Shared) HeldWith(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) *corev1.Pod {
+	c := s.current()
+	if c == nil {
+		return nil
+	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	who := holderOf(pod)
+	if c.holds.of[who.uid] != nil {
+		return nil
+	}
+	for _, h := range c.holds.of {
+		if schedulinghelpers.PodPriority(h.pod) >= who.priority && slices.ContainsFunc(claims, func(claim *resourceapi.ResourceClaim) bool {
+			return len(results(claim)) == 0 && c.allocated[claim.UID] == nil && refersTo(h.pod, claim)
+		}) {
+			c.holds.refused[who.uid] = pod
+			return h.pod
+		}
+	}
+	return nil
+}
+
+// takeRefused are the pods that FreedFor kept from a claim, and HeldWith from evictions, since the last call.
 func (h *holds) takeRefused() []*corev1.Pod {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()

@@ -52,6 +52,60 @@ func TestFreedFor(t *testing.T) {
 	}
 }
 
+// TestHeldWith: while others are evicted for a pod, one of the same or a lower priority that shares a claim waits, until the claim has
+// devices, or the hold ends.
+func TestHeldWith(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	b.run("n1", "low", "gpu", 0)
+	first := b.urgentPod("gpu")
+	shared, claims := b.plugin.shared, []*resourceapi.ResourceClaim{b.claims["urgent"]}
+	sharing := func(name string, priority int32) *corev1.Pod {
+		pod := b.ofPriority(priority, name, "gpu")
+		pod.Spec.ResourceClaims = first.Spec.ResourceClaims
+		return pod
+	}
+	if with := shared.HeldWith(sharing("early", 0), claims); with != nil {
+		t.Errorf("before the eviction, devices are held for %s", with.Name)
+	}
+	shared.Hold(first, "n1", results(b.claims["low"]), []*resourceapi.ResourceClaim{b.claims["low"]})
+	own := sharing("own", 1000)
+	b.host("", own)
+	shared.Hold(own, "n2", nil, nil)
+	allocated := claims[0].DeepCopy()
+	allocated.Status.Allocation = b.claims["low"].Status.Allocation
+	for name, c := range map[string]struct {
+		pod    *corev1.Pod
+		claims []*resourceapi.ResourceClaim
+		held   bool
+	}{
+		"lower":         {sharing("lower", 0), claims, true},
+		"equal":         {sharing("equal", 1000), claims, true},
+		"higher":        {sharing("higher", 1001), claims, false},
+		"itself":        {first, claims, false},
+		"has a hold":    {own, claims, false},
+		"allocated":     {sharing("late", 0), []*resourceapi.ResourceClaim{allocated}, false},
+		"another claim": {sharing("another", 0), []*resourceapi.ResourceClaim{b.claims["early"]}, false},
+	} {
+		if got := shared.HeldWith(c.pod, c.claims) != nil; got != c.held {
+			t.Errorf("%s: held is %t", name, got)
+		}
+	}
+	shared.Drop(own.UID)
+	b.activated = nil
+	for _, name := range []string{"lower", "equal"} {
+		shared.HeldWith(sharing(name, 0), claims)
+	}
+	b.plugin.cluster.assume(claims[0].UID, []Result{{Driver: driver, Pool: "n2", Device: wholeOf(b)}})
+	if with := shared.HeldWith(sharing("last", 0), claims); with != nil {
+		t.Errorf("the claim is to get its devices, and they are held for %s", with.Name)
+	}
+	shared.Drop(first.UID)
+	if diff := cmp.Diff(map[string]bool{"default/lower": true, "default/equal": true}, set(b.activated)); diff != "" {
+		t.Errorf("tried again (-want +got):\n%s", diff)
+	}
+}
+
 // TestFreedFor_Restarted: a scheduler that has just started finds the nomination of a pod, and evicts pods for it on that node.
 func TestFreedFor_Restarted(t *testing.T) {
 	b := preemptingBed(t, &Rules{})

@@ -54,12 +54,12 @@ func holderOf(pod *corev1.Pod) holder {
 type holds struct {
 	mutex *sync.Mutex
 	of    map[types.UID]*hold
-	// count is how many there were.
-	count int
+	// changes counts beginnings and ends.
+	changes int
 	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
 	binding map[types.UID]bool
 	pods    cache.Indexer
-	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs.
+	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs, or for it.
 	refused map[types.UID]*corev1.Pod
 	// gone is called with each pod that is deleted, and the mutex.
 	gone func(pod *corev1.Pod)
@@ -74,6 +74,7 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 	if c == nil {
 		return
 	}
+	s.refused.remove(pod.UID)
 	c.holds.tell(c.holds.begin(pod, node, devices, victims))
 }
 
@@ -147,24 +148,18 @@ func (h *holds) tell(node string) {
 
 func (h *holds) add(pod *corev1.Pod, node string, devices []Result, known bool, freed map[types.UID][]Result) {
 	h.end(pod.UID)
-	h.count++
-	h.of[pod.UID] = &hold{pod: pod, node: node, devices: devices, known: known, freed: freed, since: h.count}
+	h.changes++
+	h.of[pod.UID] = &hold{pod: pod, node: node, devices: devices, known: known, freed: freed, since: h.changes}
 }
 
 // end ends the hold of a pod, and returns its node if there was one.
 func (h *holds) end(pod types.UID) (node string) {
 	if known := h.of[pod]; known != nil {
 		node = known.node
+		h.changes++
+		delete(h.of, pod)
 	}
-	delete(h.of, pod)
 	return node
-}
-
-// has reports whether devices are held for a pod.
-func (h *holds) has(pod types.UID) bool {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	return h.of[pod] != nil
 }
 
 // Nominated is a pod that is nominated for a node. What devices are to be kept for it is not known.
@@ -265,6 +260,19 @@ func (h *holds) on(node string, who holder) []*hold {
 		return cmp.Or(cmp.Compare(schedulinghelpers.PodPriority(b.pod), schedulinghelpers.PodPriority(a.pod)), cmp.Compare(a.since, b.since))
 	})
 	return found
+}
+
+// keyed is on, with a key that is equal for holders for which the same holds count; empty where none does.
+func (h *holds) keyed(node string, who holder) (found []*hold, key string) {
+	found = h.on(node, who)
+	if len(found) == 0 {
+		return nil, ""
+	}
+	own := types.UID("")
+	if h.of[who.uid] != nil {
+		own = who.uid
+	}
+	return found, fmt.Sprint(" beside holds ", h.changes, " ", who.priority, " ", own)
 }
 
 // keep adds what is held of a view to a state in which some claims are released, and returns it.

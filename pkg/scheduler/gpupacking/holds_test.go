@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kube-scheduler/framework"
 )
 
 // fits reports whether a pod of a priority would be narrowed to a node with room.
@@ -207,10 +208,25 @@ func TestAwaited_Refused(t *testing.T) {
 			b.remove("low")
 			c.change(b.nodes[0].Node())
 			state, _ := b.preFilter(urgent)
-			if diff := cmp.Diff(c.want, b.plugin.shared.Awaited(state, urgent)); diff != "" {
+			if diff := cmp.Diff(c.want, b.plugin.shared.Awaited(state, urgent, false)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAwaited_Undecided: where GPUPacking has no say, a pod waits on the node that it is nominated for only if the filters were asked.
+// Otherwise another plugin refused the pod on all nodes before, as VolumeBinding does whose claim for a volume is gone.
+func TestAwaited_Undecided(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	urgent := b.urgentPod("gpu")
+	b.plugin.shared.Hold(urgent, "n1", []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}, nil)
+	for filtered, want := range map[bool][]string{true: {"n1"}, false: nil} {
+		state := &fakeState{data: map[framework.StateKey]framework.StateData{}}
+		if diff := cmp.Diff(want, b.plugin.shared.Awaited(state, urgent, filtered)); diff != "" {
+			t.Errorf("filtered is %t (-want +got):\n%s", filtered, diff)
+		}
 	}
 }
 
@@ -222,7 +238,7 @@ func TestHold_Gone(t *testing.T) {
 	b.host("", ending)
 	b.host("", bound)
 	for _, pod := range []*corev1.Pod{gone, ending, bound} {
-		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.cluster.holds.has(pod.UID) {
+		if b.plugin.shared.Hold(pod, "n1", nil, nil); b.plugin.shared.heldNode(pod) != "" {
 			t.Errorf("something is held for pod %s", pod.Name)
 		}
 	}

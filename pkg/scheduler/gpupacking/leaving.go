@@ -24,10 +24,11 @@ func Gone(pods corelisters.PodLister, namespace, name string, uid types.UID) boo
 }
 
 // Awaited are the nodes on which a pod may have room once the claims of pods that are gone are deallocated: the one that it is nominated
-// for, unless that refuses the pod now, as with a new taint, and those where nobody has to be evicted.
-func (s *Shared) Awaited(state framework.CycleState, pod *corev1.Pod) (nodes []string) {
+// for, unless that refuses the pod now, as with a new taint, and those where nobody has to be evicted. None where neither GPUPacking nor
+// the filters were asked: another plugin refuses the pod on all nodes.
+func (s *Shared) Awaited(state framework.CycleState, pod *corev1.Pod, filtered bool) (nodes []string) {
 	d, held := read(state), s.heldNode(pod)
-	if held != "" && (d == nil || d.among.has(held)) {
+	if held != "" && (d == nil && filtered || d != nil && d.among.has(held)) {
 		nodes = append(nodes, held)
 	}
 	if d == nil {

@@ -32,7 +32,7 @@ func (c *cluster) mayFit(ctx context.Context, w waiter, name string) bool {
 
 // aloneKey is what it depends on whether a demand fits without others, besides the allocations of a view.
 type aloneKey struct {
-	demand   string
+	demand   string // and holds
 	priority int32
 	rules    *Rules
 }
@@ -46,8 +46,9 @@ type alone struct {
 // mayFitAlone reports whether a demand fits on a view without the pods that may be evicted for it. It is for answers to events, of which
 // there are many: what budgets say, and other resources, is left to the attempt.
 func mayFitAlone(ctx context.Context, c *cluster, v *view, w waiter) bool {
-	key, holds, now := aloneKey{w.demand.Key, w.priority, w.rules}, c.holds.on(v.of, w.holder), time.Now()
-	if known, ok := v.alone[key]; ok && len(holds) == 0 && (known.until.IsZero() || now.Before(known.until)) {
+	holds, counted := c.holds.keyed(v.of, w.holder)
+	key, now := aloneKey{w.demand.Key + counted, w.priority, w.rules}, time.Now()
+	if known, ok := v.alone[key]; ok && (known.until.IsZero() || now.Before(known.until)) {
 		return known.fits
 	}
 	var found alone
@@ -74,11 +75,9 @@ func mayFitAlone(ctx context.Context, c *cluster, v *view, w waiter) bool {
 	v.keep(c, state, holds, released)
 	p := v.predict(ctx, c.cache, state, w.demand)
 	found.fits = p.fits || p.err != nil
-	if len(holds) == 0 {
-		if len(v.alone) >= maxPlans {
-			clear(v.alone)
-		}
-		v.alone[key] = found
+	if len(v.alone) >= maxPlans {
+		clear(v.alone)
 	}
+	v.alone[key] = found
 	return found.fits
 }

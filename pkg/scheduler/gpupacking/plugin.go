@@ -41,8 +41,6 @@ type Plugin struct {
 	// not get their devices in the end.
 	unnarrowed, released remembered[struct{}]
 	waiting              remembered[waiter]
-	// offered are the nodes that pods without room were offered to evict others on, and got no room by that.
-	offered remembered[sets.Set[string]]
 	// queued is when pods had their first attempt.
 	queued firstTimes
 }
@@ -95,12 +93,6 @@ type decision struct {
 	victims map[string][]types.UID
 	// more: there are other nodes where an eviction makes room.
 	more bool
-}
-
-// More reports whether another attempt of the pod sees other nodes on which evictions make room for it.
-func More(state framework.CycleState) bool {
-	d := read(state)
-	return d != nil && d.more
 }
 
 // Victims are the pods whose eviction makes room on a node for the pod of a cycle, as far as GPUPacking can say; not ok where it cannot.
@@ -228,12 +220,16 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d 
 		return best, outcome
 	}
 	d.outcome = outcome
-	if again := p.addEvictions(ctx, pod, among, d); d.outcome == outcomeEvict && !again {
+	tried := p.addEvictions(ctx, pod, among, d)
+	if d.outcome == outcomeEvict && !tried {
 		return nil, outcomeEvict
 	}
+	// With all nodes in view, preemption evicts on the best of the first few that would do. So it is asked on the best of all before, those
+	// that lack only CPU, memory or pod slots, too.
+	check := (d.outcome == outcomeFull || tried) && p.checks.due(checkKey(pod, q))
 	// A claim for the pod's own extended resources is left where the scheduler ended before it was bound: DynamicResources
 	// deletes it.
-	if p.checks.due(checkKey(pod, q)) || p.cluster.extendedClaim(pod) != nil {
+	if check || p.cluster.extendedClaim(pod) != nil {
 		d.victims, d.more = nil, false
 		return nil, outcomeChecked
 	}

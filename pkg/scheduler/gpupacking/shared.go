@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/kube-scheduler/framework"
 )
@@ -18,6 +19,8 @@ type Shared struct {
 	of    informers.SharedInformerFactory
 	last  *cluster
 	rules map[string]*Rules // by the name of a profile
+	// refused are the nodes on which preemption evicts nobody for a pod, since devices were last held for it.
+	refused remembered[sets.Set[string]]
 }
 
 // clusterOf makes one cluster for all profiles.
