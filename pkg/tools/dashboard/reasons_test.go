@@ -68,7 +68,10 @@ func TestReasons_Allocated(t *testing.T) {
 // Time alone changes a reason, too: a pod that no scheduler has looked at is new at first.
 func TestReasons_Old(t *testing.T) {
 	asked := 0
-	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) { asked++; return nil, nil })
+	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) {
+		asked++
+		return map[string]*explain.Explanation{}, nil
+	})
 	look := func() {
 		r.of("dev/a", 1)
 		r.batch(t.Context())
