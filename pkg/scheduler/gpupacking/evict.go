@@ -263,7 +263,6 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 	if d.outcome != outcomeBusy {
 		d.outcome = outcomeEvict
 	}
-	p.waiting.put(pod.UID, waiter{d.query, pod, rules})
 	return all
 }
 

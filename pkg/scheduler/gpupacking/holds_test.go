@@ -5,6 +5,7 @@ package gpupacking
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -253,9 +254,14 @@ func TestHold_Wakes(t *testing.T) {
 	if b.fits("small", "1g.12gb", 0) || b.fits("eight", "missing-profile", 0) {
 		t.Fatal("a pod fits beside what is held")
 	}
+	b.plugin.checks.last = b.now.Add(-time.Hour)
+	if got := b.outcomeOf(b.ofPriority(0, "checked", "1g.12gb")); !strings.Contains(got, outcomeChecked) {
+		t.Fatalf("got %s, want a check", got)
+	}
 	b.activated = nil
 	b.plugin.shared.Drop(urgent.UID)
-	if diff := cmp.Diff([]string{"default/small"}, b.activated); diff != "" {
+	slices.Sort(b.activated)
+	if diff := cmp.Diff([]string{"default/checked", "default/small"}, b.activated); diff != "" {
 		t.Errorf("tried again (-want +got):\n%s", diff)
 	}
 }

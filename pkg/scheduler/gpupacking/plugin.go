@@ -220,6 +220,8 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d 
 		return best, outcome
 	}
 	d.outcome = outcome
+	// The end of a hold wakes the pod, also after a check.
+	p.waiting.put(pod.UID, waiter{q, pod, p.shared.rulesFor(p.handle.ProfileName(), pod)})
 	tried := p.addEvictions(ctx, pod, among, d)
 	if d.outcome == outcomeEvict && !tried {
 		return nil, outcomeEvict
@@ -233,9 +235,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d 
 		d.victims, d.more = nil, false
 		return nil, outcomeChecked
 	}
-	outcome = d.outcome
-	p.waiting.put(pod.UID, waiter{q, pod, p.shared.rulesFor(p.handle.ProfileName(), pod)})
-	return best, outcome
+	return best, d.outcome
 }
 
 // look compares nodes. Where none that has CPU, memory and pod slots for the pod has room on its GPUs, it is those that lack
