@@ -116,8 +116,8 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 		}
 		return scheduler.NewPostFilterResultWithNominatedNode(node), framework.NewStatus(framework.Success, why)
 	}
-	if status := a.refused(ctx, pod); status != nil {
-		return nil, status
+	if none, status := a.refused(ctx, pod); status != nil {
+		return none, status
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
 	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared})

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-scheduler/framework"
+	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 )
 
@@ -57,18 +58,19 @@ func (r *refusals) watch(executor *preemption.Executor) {
 }
 
 // refused ends an attempt after the API server refused an eviction, unless other victims end on that node. The next attempt is without what
-// is held there, has other nodes first, and comes later: there may be many that refuse.
-func (a *attempt) refused(ctx context.Context, pod *corev1.Pod) *framework.Status {
+// is held there, has other nodes first, and comes later: there may be many that refuse. The nomination ends with it, as kube-scheduler would
+// look at that node first, whatever PreFilter says (evaluateNominatedNode).
+func (a *attempt) refused(ctx context.Context, pod *corev1.Pod) (*framework.PostFilterResult, *framework.Status) {
 	if a.refusedOn == "" {
-		return nil
+		return nil, nil
 	}
 	if ok, _ := a.PodEligibleToPreemptOthers(ctx, pod, nil); !ok {
-		return nil
+		return nil, nil
 	}
 	preemptions.WithLabelValues(outcomeError).Inc()
-	a.shared.RefusedOn(pod.UID, a.refusedOn)
+	a.shared.Denied(pod.UID, a.refusedOn)
 	a.shared.Drop(pod.UID)
 	a.later.add(pod, time.Now())
-	return framework.NewStatus(framework.Unschedulable,
+	return scheduler.NewPostFilterResultWithNominatedNode(""), framework.NewStatus(framework.Unschedulable,
 		fmt.Sprintf("preemption: the API server refused to delete a pod on node %s; others are tried in %s", a.refusedOn, soonest))
 }

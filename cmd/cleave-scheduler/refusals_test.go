@@ -85,7 +85,10 @@ func TestRefusals(t *testing.T) {
 		clear(p.later.pods)
 		a := &attempt{preemptionPlugin: p, devices: &candidatePlugin{view: view{&gpupacking.CandidateSlices{}, &tracker{}}},
 			refusedOn: p.refusals.take(pod.UID)}
-		status := a.refused(t.Context(), pod)
+		none, status := a.refused(t.Context(), pod)
+		if ends := none != nil && none.Mode() == framework.ModeOverride; ends != (step.says != "") {
+			t.Errorf("after victim %q, the nomination ends: %t", step.victim, ends)
+		}
 		if (status.Code() == framework.Unschedulable) != (step.says != "") || !strings.Contains(status.Message(), step.says) {
 			t.Errorf("after victim %q: %v", step.victim, status)
 		}

@@ -247,9 +247,11 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 	}
 	found := e.evictions(ctx, p.cluster, p.handle.SnapshotSharedLister().NodeInfos(), among, d.query, d.outcome == outcomeBusy)
 	refused, tried := p.shared.refused.get(pod.UID)
-	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return refused.Has(e.node) })
-	if all = tried && len(rest) == 0; all {
+	denied, some := p.shared.denied.get(pod.UID)
+	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return refused.Has(e.node) || denied.Has(e.node) })
+	if all = (tried || some) && len(rest) == 0; all {
 		p.shared.refused.remove(pod.UID)
+		p.shared.denied.remove(pod.UID)
 		rest = found
 	}
 	if len(found) == 0 {
@@ -273,14 +275,16 @@ func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) 
 	if d == nil {
 		return false
 	}
-	s.RefusedOn(pod, slices.Collect(maps.Keys(d.victims))...)
+	refused, _ := s.refused.get(pod)
+	s.refused.put(pod, refused.Union(sets.KeySet(d.victims)))
 	return d.more
 }
 
-// RefusedOn notes that evictions on nodes do not make room for a pod.
-func (s *Shared) RefusedOn(pod types.UID, nodes ...string) {
-	refused, _ := s.refused.get(pod)
-	s.refused.put(pod, refused.Union(sets.New(nodes...)))
+// Denied notes that the API server refuses evictions on a node for a pod. Unlike what preemption refused, it is known until all nodes have
+// been tried: devices are held before the API server answers.
+func (s *Shared) Denied(pod types.UID, node string) {
+	denied, _ := s.denied.get(pod)
+	s.denied.put(pod, denied.Union(sets.New(node)))
 }
 
 func btoi(b bool) int {

@@ -309,6 +309,27 @@ func TestEvictions_Refused(t *testing.T) {
 	}
 }
 
+// TestEvictions_Denied: the API server does not let pods of two nodes be evicted. Devices are held each time before it says so.
+func TestEvictions_Denied(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3")
+	for _, n := range []string{"n1", "n2", "n3"} {
+		b.run(n, "low-"+n, "gpu", -1000)
+	}
+	urgent := b.urgentPod("gpu")
+	var got []string
+	for _, n := range []string{"n1", "n2", "n3", "n1"} {
+		got = append(got, b.outcomeOf(urgent))
+		b.plugin.shared.Hold(urgent, n, nil, []*resourceapi.ResourceClaim{b.claims["low-"+n]})
+		b.plugin.shared.Denied(urgent.UID, n)
+		b.plugin.shared.Drop(urgent.UID)
+	}
+	want := []string{"n1 evict map[n1:[low-n1]]", "n2 evict map[n2:[low-n2]]", "n3 evict map[n3:[low-n3]]", "n1 evict map[n1:[low-n1]]"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // TestEvictions_GoneAlone: the only pod of a node that may be evicted has gone, and its claim is not deallocated yet. Nobody has to go on
 // another node.
 func TestEvictions_GoneAlone(t *testing.T) {

@@ -21,6 +21,8 @@ type Shared struct {
 	rules map[string]*Rules // by the name of a profile
 	// refused are the nodes on which preemption evicts nobody for a pod, since devices were last held for it.
 	refused remembered[sets.Set[string]]
+	// denied are those on which the API server does not let a pod be evicted for it.
+	denied remembered[sets.Set[string]]
 }
 
 // clusterOf makes one cluster for all profiles.
