@@ -70,7 +70,7 @@ func readerOf(format Format) reader {
 	return func(f file) (entries []entry, notes []string) {
 		decoded, err := format.Decode(f.path, f.data)
 		if err != nil {
-			return []entry{{file: true, err: err}}, nil
+			return []entry{{file: true, nameless: true, err: err}}, nil
 		}
 		for _, p := range decoded.Policies {
 			entries = append(entries, entry{name: p.Metadata.Name, policy: p})

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -278,6 +279,23 @@ func TestSet_SelectNameless(t *testing.T) {
 				t.Errorf("label good: got %v", err)
 			}
 		})
+	}
+}
+
+// Files of other formats may have their policies' names in them, too.
+func TestSet_SelectNamelessOfFormat(t *testing.T) {
+	good := &v1alpha1.NodePolicy{Metadata: v1alpha1.PolicyMetadata{Name: "good"}}
+	s, err := Load(directory(t, map[string]string{"site.yaml": "broken", "good.yaml": ""}), Format{Name: "other", Decode: func(_ string, data []byte) (*Decoded, error) {
+		if string(data) == "broken" {
+			return nil, errors.New("no such field")
+		}
+		return &Decoded{Policies: []*v1alpha1.NodePolicy{good}}, nil
+	}})
+	if s == nil || err == nil {
+		t.Fatalf("got %v and %v, want a set and a problem", s, err)
+	}
+	if got, _, err := s.Select(""); err == nil || !strings.Contains(err.Error(), "no such field") {
+		t.Errorf("without a label: got %q, %v", got, err)
 	}
 }
 

@@ -122,16 +122,20 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, caps Capabilities) Offer {
 	tiers := r.OfferedTiers()
+	beside := tiers // those of which the GPU may have devices at once
 	if isPartitioned(r, g, caps) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
+		beside = tiers
+	} else if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
+		beside = slices.DeleteFunc(slices.Clone(tiers), func(t v1alpha1.Tier) bool { return t == v1alpha1.TierMIG })
 	}
-	if caps.SharesBeside != nil && (len(tiers) != 1 || listsPartitions(tiers)) {
+	if caps.SharesBeside != nil && (len(beside) != 1 || listsPartitions(beside)) {
 		caps.Shares = cmp.Or(caps.Shares, caps.SharesBeside)
 	}
 	if caps.Counters != nil {
 		return uncounted(r, node, g, caps, tiers)
 	}
-	if caps.SharesBeside != nil && sharesBeside(caps.allocated(g), tiers) {
+	if caps.SharesBeside != nil && sharesBeside(caps.allocated(g), beside) {
 		return offerTiers(r, node, g, caps, nil).without(tiers, "", caps.SharesBeside.Error())
 	}
 	return offerTiers(r, node, g, caps, tiers)

@@ -253,6 +253,8 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 	for rule, shared := range map[string]bool{
 		"{}": false, "{tiers: [timeSlice]}": true, "{tiers: [mps]}": true, "{tiers: [mps, timeSlice]}": false, "{tiers: [exclusive, mps]}": false,
 		"{mig: {layout: {1g.40gb: 1}, share: [{profile: 1g.40gb, mps: {}}]}}": false,
+		// Nobody has made partitions.
+		"{tiers: [timeSlice, mig], mig: {mode: existing}}": true, "{tiers: [exclusive, timeSlice, mig], mig: {mode: existing}}": false,
 	} {
 		o := offers(Apply(policyOf(t, rule), node(), beside))[0]
 		if got := o.TimeSlice != nil || o.MPS != nil || o.Partitions != nil && o.Partitions.Shared != nil; got != shared {
@@ -271,6 +273,7 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 		{"{tiers: [mps]}", timeSliced, false}, {"{tiers: [timeSlice]}", timeSliced, true}, {"{tiers: [mps]}", byMPS, true},
 		{"{mig: {layout: {1g.40gb: 2}}}", gpu.Allocated{Shared: []gpu.SharedPlace{part}}, false},
 		{"{tiers: [exclusive]}", gpu.Allocated{Places: []gpu.Place{part.Place}}, true},
+		{"{tiers: [timeSlice, mig], mig: {mode: existing}}", timeSliced, true},
 	} {
 		beside.Allocated = func(*gpu.GPU) gpu.Allocated { return tt.allocated }
 		n := Apply(policyOf(t, tt.rule), node(), beside)
