@@ -33,7 +33,11 @@ type Events struct {
 
 // NewEvents sends Events until ctx ends.
 func NewEvents(ctx context.Context, client kubernetes.Interface, driver, node string) *Events {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	// Of the Events of one type about the node, the default lets 25 and then one in 5 minutes through, which is less than lasting problems
+	// of some GPUs have.
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{
+		BurstSize: 100, QPS: 1. / 60,
+	}))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return NewEventsWith(broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: driver, Host: node}), node)
 }
