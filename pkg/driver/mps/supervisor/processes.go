@@ -71,7 +71,7 @@ func (s *sandbox) stayOutside() {
 	}
 }
 
-// Root is the root of the running driver or, if that is unknown, the first with the MPS program.
+// Root is the root of the running driver or, if that is unknown or has no MPS, the first with the MPS program.
 func (p Processes) Root(ctx context.Context) string {
 	if p.Running == nil || len(p.DriverRoots) == 1 {
 		return p.root()
@@ -81,18 +81,24 @@ func (p Processes) Root(ctx context.Context) string {
 		klog.FromContext(ctx).Info("Cannot find the root of the running driver; using the first with MPS", "reason", err.Error())
 		return p.root()
 	}
+	if !hasProgram(root) {
+		return p.root()
+	}
 	return root
+}
+
+// hasProgram reports whether a root has the MPS program. It may be a link that resolves only inside the root.
+func hasProgram(root string) bool {
+	return slices.ContainsFunc(filepath.SplitList(searchPath), func(dir string) bool {
+		_, err := os.Lstat(filepath.Join(root, dir, controlProgram))
+		return err == nil
+	})
 }
 
 // root is the first driver root with the MPS program; without one, the first root, which the error then names.
 func (p Processes) root() string {
-	for _, root := range p.DriverRoots {
-		for _, dir := range filepath.SplitList(searchPath) {
-			// It may be a link that resolves only inside the root.
-			if _, err := os.Lstat(filepath.Join(root, dir, controlProgram)); err == nil {
-				return root
-			}
-		}
+	if at := slices.IndexFunc(p.DriverRoots, hasProgram); at >= 0 {
+		return p.DriverRoots[at]
 	}
 	return p.DriverRoots[0]
 }

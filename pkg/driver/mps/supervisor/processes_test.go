@@ -30,6 +30,10 @@ func TestProcessesRoot(t *testing.T) {
 			t.Errorf("with the running driver in %s (%v): got %s, want %s", other, err, got, want)
 		}
 	}
+	p := Processes{DriverRoots: []string{empty, linked, other}, Running: func(context.Context) (string, error) { return empty, nil }}
+	if got := p.Root(t.Context()); got != linked {
+		t.Errorf("with a running driver that has no MPS: got %s, want %s", got, linked)
+	}
 }
 
 func TestDiskRemoveDirs(t *testing.T) {
