@@ -101,6 +101,9 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 		return
 	}
 	a := attempted{unprepareOperation, claim.UID}
+	if err == nil {
+		c.failing.note(releaseOperation, claim.UID, nil)
+	}
 	if err == nil || errors.Is(err, context.Canceled) { // the plugin is stopping
 		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
 		return

@@ -293,10 +293,11 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 			{"not reported by Unprepare", func() { c.released(claim, broken) }, begin + "a; b" + again},
 			{"prepared anew", func() { c.prepared(claim, nil) }, ""},
 			{"fails again", func() { c.released(claim, broken) }, begin + "a; b" + again},
+			{"unprepared", func() { c.unprepared(claim, nil) }, ""},
 		} {
 			step.do()
 			synctest.Wait()
-			counts := !slices.Contains([]string{"lost", "removed", "prepared anew"}, step.what)
+			counts := !slices.Contains([]string{"lost", "removed", "the plugin ends", "prepared anew", "unprepared"}, step.what)
 			if got := slices.Contains(series(t, c.failing), "cleave_claims_failing{operation=release} 1"); got != counts {
 				t.Errorf("%s: it counts as failing: %t, want %t", step.what, got, counts)
 			}
