@@ -95,6 +95,22 @@ func TestOfFleet_InvalidPool(t *testing.T) {
 	}
 }
 
+// Where more of a GPU is allocated than there is, the node says so.
+func TestOfPool_Overdrawn(t *testing.T) {
+	m := newMachine(t, "hgx-h100")
+	p, name := m.published(), m.gpu(0).PCI.DeviceName()
+	for _, of := range []string{name, name + "-mig-19-6"} {
+		p.Claims = append(p.Claims, allocated("ml/"+of, results{result(of)}))
+	}
+	view, err := OfPool(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(view.Problems) != 1 || !strings.HasPrefix(view.Problems[0], "more of "+name+" is allocated than there is: ") {
+		t.Errorf("problems %q", view.Problems)
+	}
+}
+
 func TestNodeState(t *testing.T) {
 	condition := func(status corev1.ConditionStatus) corev1.NodeStatus {
 		return corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}}
