@@ -82,8 +82,10 @@ func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 func AboutPlanned(subject string, pod *corev1.Pod, in Namespace, o Objects) *Question {
 	q := &Question{subject: subject, pod: pod, planned: true}
 	q.asks(in, o)
+	byPlugin := slices.ContainsFunc(o.Nodes, func(n *corev1.Node) bool { return n.Name == pod.Spec.NodeName && q.servedByPlugin(n) })
 	for _, claim := range q.claims {
-		if pod.Spec.NodeName != "" && claim.Status.Allocation == nil { // no scheduler looks at the pod
+		served := byPlugin && claim.Name == extendedName(pod)
+		if pod.Spec.NodeName != "" && claim.Status.Allocation == nil && !served { // no scheduler looks at the pod
 			q.causes = append(q.causes, Cause{Kind: NotAllocated, Claim: nameOf(claim)})
 		}
 	}
@@ -173,9 +175,19 @@ func (q *Question) existing(claim *resourceapi.ResourceClaim) {
 	}
 }
 
+func extendedName(pod *corev1.Pod) string { return pod.Name + "-extended-resources" }
+
+// servedByPlugin reports whether a device plugin serves all of the pod's extended resources on a node.
+func (q *Question) servedByPlugin(node *corev1.Node) bool {
+	return !slices.ContainsFunc(q.resources, func(name corev1.ResourceName) bool {
+		quantity := node.Status.Allocatable[name]
+		return quantity.Value() == 0
+	})
+}
+
 // extended is the claim that the scheduler creates for extended resources; nil if DeviceClasses serve none.
 func (q *Question) extended(o Objects) *resourceapi.ResourceClaim {
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: q.pod.Name + "-extended-resources"}}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: extendedName(q.pod)}}
 	containers := slices.Concat(q.pod.Spec.InitContainers, q.pod.Spec.Containers)
 	for _, name := range extendedResources(containers) {
 		class := classFor(o.Classes, string(name))

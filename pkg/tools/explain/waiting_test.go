@@ -227,6 +227,21 @@ func TestExplain_PlannedScheduler(t *testing.T) {
 	}
 }
 
+// A pod that is given its node gets an extended resource there from a device plugin, and else from nobody.
+func TestExplain_PlannedOnNode(t *testing.T) {
+	for node, refused := range map[string]bool{"node-1": false, "node-2": true} {
+		b := newBed(t, "hgx-h100", "hgx-h100")
+		b.Nodes[0].Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *quantity(8)}
+		pod := podOf()
+		pod.Spec.NodeName = node
+		pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpu": *quantity(1)}}}}
+		got := text(t, b.explain(AboutPlanned("Pod team/trainer", pod, namespace(), b.Objects)))
+		if strings.Contains(got, "has no devices: the pod was given its node without them") != refused {
+			t.Errorf("on %s, want a refusal: %t, got\n%s", node, refused, got)
+		}
+	}
+}
+
 // Admin access takes nothing, and yet kube-scheduler refuses it where counters have too little left (kubernetes/kubernetes#140729).
 func TestExplain_AdminAccess(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -84,9 +84,13 @@ func (v podChecks) checkPod(p *pod) {
 	}
 	served := v.checkExtended(p)
 	created := func(ref corev1.PodResourceClaim) bool { return ref.ResourceClaimTemplateName != nil }
-	if p.Spec.NodeName != "" && (served || slices.ContainsFunc(p.Spec.ResourceClaims, created)) {
-		p.problems(field.Forbidden(p.Path.Child("nodeName"), "a scheduler allocates devices, and looks at no pod that has a node: select the "+
-			"node by nodeSelector"))
+	const why = "a scheduler allocates devices, and looks at no pod that has a node: select the node by nodeSelector"
+	switch at := p.Path.Child("nodeName"); {
+	case p.Spec.NodeName == "":
+	case slices.ContainsFunc(p.Spec.ResourceClaims, created):
+		p.problems(field.Forbidden(at, why))
+	case served:
+		p.note(at, "unless a device plugin serves the resource there: %s", why)
 	}
 }
 
@@ -146,7 +150,9 @@ func (v podChecks) checkExtended(p *pod) (served bool) {
 	seen := map[corev1.ResourceName]bool{}
 	for _, c := range podfile.Containers(&p.Spec) {
 		for _, name := range slices.Sorted(maps.Keys(c.Resources.Requests)) {
-			served = served || slices.Contains(known, string(name)) || strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+			quantity := c.Resources.Requests[name]
+			class := slices.Contains(known, string(name)) || strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+			served = served || class && !quantity.IsZero()
 			if seen[name] || slices.Contains(known, string(name)) || !strings.Contains(string(name), "/") {
 				continue
 			}

@@ -44,7 +44,8 @@ func TestFiles_Pods(t *testing.T) {
 		"no spec":              {"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: []\n", checked{Checked: []string{"Pod p"}, Problems: []string{"f.yaml: Pod p: json: cannot unmarshal array into Go struct field Pod.spec of type v1.PodSpec"}}},
 
 		"a resource":                {deployment(limits("nvidia.com/gpu: 1")), checked{Checked: []string{"Deployment team/d"}}},
-		"a resource, and a node":    {deployment("{nodeName: n1, " + limits("nvidia.com/gpu: 1")[1:]), checked{Checked: []string{"Deployment team/d"}, Problems: []string{at + `.nodeName: Forbidden: a scheduler allocates devices, and looks at no pod that has a node: select the node by nodeSelector`}}},
+		"a resource, and a node":    {deployment("{nodeName: n1, " + limits("nvidia.com/gpu: 1")[1:]), checked{Checked: []string{"Deployment team/d"}, Notes: []string{at + `.nodeName: unless a device plugin serves the resource there: a scheduler allocates devices, and looks at no pod that has a node: select the node by nodeSelector`}}},
+		"none of it, and a node":    {deployment("{nodeName: n1, " + limits("nvidia.com/gpu: 0")[1:]), checked{Checked: []string{"Deployment team/d"}}},
 		"another's, and a node":     {deployment("{nodeName: n1, " + limits("example.com/fpga: 1")[1:]), checked{Checked: []string{"Deployment team/d"}}},
 		"a profile":                 {deployment(limits("nvidia.com/mig-1g.10gb: 1")), checked{Checked: []string{"Deployment team/d"}}},
 		"a profile with a typo":     {deployment(limits("nvidia.com/mig-1g.10g: 1")), checked{Checked: []string{"Deployment team/d"}, Problems: []string{at + ": no DeviceClass of these files or of Cleave serves the resource nvidia.com/mig-1g.10g: did you mean nvidia.com/mig-1g.10gb?"}}},
