@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/process"
@@ -46,6 +47,14 @@ func TestChart_DeviceClassesAnnotation(t *testing.T) {
 				t.Errorf("classes (-rendered +annotation):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Where no class of NVIDIA's has nvidia.com/gpu, Cleave's own has it.
+func TestChart_ResourceOfWholeGPUs(t *testing.T) {
+	objects := mustRender(t, "nvidiaCompatible: true\nnvidiaConsumableShares: true\ndeviceClasses: {timeSlice: {enabled: false}}")
+	if got := typed[resourceapi.DeviceClass](t, objects, "DeviceClass", "gpu.cleave.dev").Spec.ExtendedResourceName; got == nil || *got != "nvidia.com/gpu" {
+		t.Errorf("class gpu.cleave.dev has the extended resource %v", got)
 	}
 }
 
