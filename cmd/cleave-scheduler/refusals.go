@@ -58,8 +58,8 @@ func (r *refusals) watch(executor *preemption.Executor) {
 }
 
 // refused ends an attempt after the API server refused an eviction, unless other victims end on that node. The next attempt is without what
-// is held there, has other nodes first, and comes later: there may be many that refuse. The nomination ends with it, as kube-scheduler would
-// look at that node first, whatever PreFilter says (evaluateNominatedNode).
+// is held there, has other nodes first, and comes later: there may be many that refuse. The nomination ends with it, as kube-scheduler
+// would look at that node first, whatever PreFilter says (evaluateNominatedNode).
 func (a *attempt) refused(ctx context.Context, pod *corev1.Pod) (*framework.PostFilterResult, *framework.Status) {
 	if a.refusedOn == "" {
 		return nil, nil
