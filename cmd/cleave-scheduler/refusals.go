@@ -69,7 +69,6 @@ func (a *attempt) refused(ctx context.Context, pod *corev1.Pod) (*framework.Post
 	}
 	preemptions.WithLabelValues(outcomeError).Inc()
 	a.shared.Denied(pod.UID, a.refusedOn)
-	a.shared.Drop(pod.UID)
 	a.later.add(pod, time.Now())
 	return scheduler.NewPostFilterResultWithNominatedNode(""), framework.NewStatus(framework.Unschedulable,
 		fmt.Sprintf("preemption: the API server refused to delete a pod on node %s; others are tried in %s", a.refusedOn, soonest))

@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// protects has an admission policy refuse that pods are deleted whose names begin with a prefix.
+// protects has an admission policy refuse that pods are deleted whose names begin with a prefix, as that of one does.
 func (b priorityBed) protects(prefix, one string) {
 	b.t.Helper()
 	policies, bindings := b.kube.AdmissionregistrationV1().ValidatingAdmissionPolicies(), b.kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
@@ -129,15 +130,15 @@ type waiter struct {
 	rules *Rules
 }
 
-// wake tries pods that wait, and may fit on a node, and those that wait for a claim. No event of the API server says that a hold has ended
-// there.
-func (p *Plugin) wake(ctx context.Context, node string) {
+// wake tries pods that wait, but for one, and may fit on a node, and those that wait for a claim. No event of the API server says that a
+// hold has ended there.
+func (p *Plugin) wake(ctx context.Context, node string, except types.UID) {
 	pods := map[string]*corev1.Pod{}
 	for _, pod := range p.cluster.holds.takeRefused() {
 		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
 	for _, w := range p.waiting.all() {
-		if p.cluster.mayFit(ctx, w, node) {
+		if w.pod.UID != except && p.cluster.mayFit(ctx, w, node) {
 			pods[w.pod.Namespace+"/"+w.pod.Name] = w.pod
 		}
 	}

@@ -280,11 +280,12 @@ func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) 
 	return d.more
 }
 
-// Denied notes that the API server refuses evictions on a node for a pod. Unlike what preemption refused, it is known until all nodes have
-// been tried: devices are held before the API server answers.
+// Denied notes that the API server refuses evictions on a node for a pod, and ends what Hold began there without trying the pod at once.
+// Unlike what preemption refused, it is known until all nodes have been tried: devices are held before the API server answers.
 func (s *Shared) Denied(pod types.UID, node string) {
 	denied, _ := s.denied.get(pod)
 	s.denied.put(pod, denied.Union(sets.New(node)))
+	s.drop(pod, pod)
 }
 
 func btoi(b bool) int {

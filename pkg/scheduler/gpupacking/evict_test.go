@@ -321,8 +321,11 @@ func TestEvictions_Denied(t *testing.T) {
 	for _, n := range []string{"n1", "n2", "n3", "n1"} {
 		got = append(got, b.outcomeOf(urgent))
 		b.plugin.shared.Hold(urgent, n, nil, []*resourceapi.ResourceClaim{b.claims["low-"+n]})
+		b.activated = nil
 		b.plugin.shared.Denied(urgent.UID, n)
-		b.plugin.shared.Drop(urgent.UID)
+		if len(b.activated) > 0 {
+			t.Errorf("refused on %s, %v are tried at once", n, b.activated)
+		}
 	}
 	want := []string{"n1 evict map[n1:[low-n1]]", "n2 evict map[n2:[low-n2]]", "n3 evict map[n3:[low-n3]]", "n1 evict map[n1:[low-n1]]"}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -64,7 +64,7 @@ type holds struct {
 	// gone is called with each pod that is deleted, and the mutex.
 	gone func(pod *corev1.Pod)
 	// wakers are called with the node of each hold that has ended.
-	wakers []func(node string)
+	wakers []func(node string, except types.UID)
 }
 
 // Hold keeps devices of a node for a pod until it is bound, deleted or nominated for another node: those that it is to get, and those
@@ -75,7 +75,7 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 		return
 	}
 	s.refused.remove(pod.UID)
-	c.holds.tell(c.holds.begin(pod, node, devices, victims))
+	c.holds.tell(c.holds.begin(pod, node, devices, victims), "")
 }
 
 // begin implements Hold, and returns the node where the pod had a hold before, if that was another one.
@@ -126,23 +126,26 @@ func (s *Shared) heldNode(pod *corev1.Pod) string {
 }
 
 // Drop ends what Hold began.
-func (s *Shared) Drop(pod types.UID) {
+func (s *Shared) Drop(pod types.UID) { s.drop(pod, "") }
+
+// drop is Drop, of which one pod is not told.
+func (s *Shared) drop(pod, except types.UID) {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
 		node := c.holds.end(pod)
 		c.mutex.Unlock()
-		c.holds.tell(node)
+		c.holds.tell(node, except)
 	}
 }
 
 // tell says that a node may have room for others, as a hold has ended there. It must not be called with the mutex: it leads to the
 // scheduler's queue, which calls with its own lock.
-func (h *holds) tell(node string) {
+func (h *holds) tell(node string, except types.UID) {
 	if node == "" {
 		return
 	}
 	for _, wake := range h.wakers {
-		wake(node)
+		wake(node, except)
 	}
 }
 
@@ -234,7 +237,7 @@ func (h *holds) watch(pods cache.SharedIndexInformer) (cache.DoneChecker, error)
 			h.gone(before)
 		}
 		h.mutex.Unlock()
-		h.tell(node)
+		h.tell(node, "")
 	}
 	h.pods = pods.GetIndexer()
 	registered, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -375,7 +378,7 @@ func (h *holds) unbind(pod types.UID) {
 }
 
 // addWaker adds a function that is called with the node of each hold that has ended.
-func (h *holds) addWaker(wake func(node string)) {
+func (h *holds) addWaker(wake func(node string, except types.UID)) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	h.wakers = append(h.wakers, wake)

@@ -82,7 +82,7 @@ func (h heldOn) Clone() framework.StateData { return h }
 func wakeHeld(ctx context.Context, p *Plugin, state framework.CycleState) {
 	if data, err := state.Read(heldKey); err == nil {
 		if node, ok := data.(heldOn); ok {
-			p.wake(ctx, string(node))
+			p.wake(ctx, string(node), "")
 		}
 	}
 }
