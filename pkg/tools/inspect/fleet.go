@@ -162,6 +162,10 @@ func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 		n.count(g)
 	}
 	InOrder(n.Fits)
+	if view.overdrawn {
+		n.close("")
+		return n, nil
+	}
 	state, err := pack(p)
 	if err != nil {
 		n.close("")

@@ -93,9 +93,24 @@ func TestOfFleet_InvalidPool(t *testing.T) {
 	if len(n.Problems) == 0 || !strings.HasSuffix(n.Problems[0], "is published twice: the scheduler allocates nothing from the pool") {
 		t.Errorf("problems %q", n.Problems)
 	}
+	nothingFree(t, p)
 }
 
-// Where more of a GPU is allocated than there is, the node says so.
+// nothingFree checks that a node's view shows nothing free.
+func nothingFree(t *testing.T, p Pool) {
+	t.Helper()
+	view, err := OfPool(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range view.GPUs {
+		if g := &view.GPUs[i]; g.FreeText() != "nothing" {
+			t.Errorf("%s: free %q", g.Name, g.FreeText())
+		}
+	}
+}
+
+// Where more of a GPU is allocated than there is, the node says so, and nothing of it is free.
 func TestOfPool_Overdrawn(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	p, name := m.published(), m.gpu(0).PCI.DeviceName()
@@ -108,6 +123,17 @@ func TestOfPool_Overdrawn(t *testing.T) {
 	}
 	if len(view.Problems) != 1 || !strings.HasPrefix(view.Problems[0], "more of "+name+" is allocated than there is: ") {
 		t.Errorf("problems %q", view.Problems)
+	}
+	nothingFree(t, p)
+	set := NewSliceSet()
+	for i := range p.Slices {
+		if err := set.AddForOverview(&p.Slices[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := OfFleet(testDriver, set, p.Claims, nil, nil, packed()).Nodes[0]
+	if diff := cmp.Diff(Summary{GPUs: 8, Partitioned: 1, Closed: 7, Fits: []Amount{}}, n.Summary); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

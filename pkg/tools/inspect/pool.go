@@ -58,9 +58,11 @@ func OfPool(p Pool) (*View, error) {
 		pool: p, view: &View{Source: Cluster, Node: p.Node, Driver: p.Driver, GPUs: []GPU{}},
 		full: resourcepool.Stock{}, pools: map[string]bool{}, byName: map[string]int{}, units: map[resourcepool.CounterID]int{},
 	}
+	invalid := map[string]bool{}
 	for _, pool := range found {
 		d.pools[pool.Pool] = true
 		if pool.Invalid != "" {
+			invalid[pool.Pool] = true
 			d.view.Problems = append(d.view.Problems, pool.Invalid+": the scheduler allocates nothing from the pool")
 		}
 		d.counters(pool.Stock())
@@ -74,7 +76,7 @@ func OfPool(p Pool) (*View, error) {
 	for i := range p.Claims {
 		d.claim(&p.Claims[i])
 	}
-	d.overdrawn()
+	d.overdrawn(invalid)
 	d.finish()
 	return d.view, nil
 }
@@ -283,21 +285,6 @@ func (d *decoder) claim(c *resourceapi.ResourceClaim) {
 			s.use(has)
 		}
 		s.Claims = append(s.Claims, h)
-	}
-}
-
-// overdrawn adds a problem for each GPU of which more is allocated than there is: the scheduler's allocator looks at all counters of a pool
-// (checkAvailableCounters).
-func (d *decoder) overdrawn() {
-	sets := map[string]bool{}
-	for id, left := range d.left {
-		sets[id.Set] = sets[id.Set] || left < 0
-	}
-	for _, set := range slices.Sorted(maps.Keys(sets)) {
-		if sets[set] {
-			d.view.Problems = append(d.view.Problems, "more of "+set+" is allocated than there is: until one of its claims ends, the scheduler "+
-				"allocates nothing of the node that consumes counters")
-		}
 	}
 }
 

@@ -42,6 +42,9 @@ type View struct {
 	Connections [][]string `json:"connections"`
 	// Problems are unreadable GPUs and problems of the whole node.
 	Problems []string `json:"problems,omitempty"`
+
+	// overdrawn says that of a pool more is allocated than there is.
+	overdrawn bool
 }
 
 // GPU is one GPU.
