@@ -187,7 +187,7 @@ lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml
 	$(LINT) run ./... | tee $(BIN)/lint.log || { grep -q "(typecheck)" $(BIN)/lint.log && $(LINT) cache clean && $(LINT) run ./...; }
 	go mod tidy -diff
 	@# Its go.mod follows ours: a version that is newer here than in Kubernetes is excluded there.
-	cd cmd/cleave-scheduler && go list -m all > /dev/null
+	cd cmd/cleave-scheduler && go list -m all > /dev/null && $(LINT) run ./...
 
 $(LINT): hack/tools/go.mod
 	@echo "Building golangci-lint (some minutes the first time)"

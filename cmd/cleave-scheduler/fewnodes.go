@@ -26,7 +26,7 @@ func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framew
 	if err != nil || len(all) <= mostTried {
 		return all, err
 	}
-	at := rand.IntN(len(all)) // not always the same, as there may be others that would do
+	at := rand.IntN(len(all)) //nolint:gosec // any will do; not always the same, as there may be others that would do
 	var with, without []framework.NodeInfo
 	for _, node := range slices.Concat(all[at:], all[:at]) {
 		if f.shared.HasDevices(node.Node().Name) {
