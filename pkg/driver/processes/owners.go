@@ -60,14 +60,14 @@ func (t Table) Owners(ctx context.Context, pids []int) (map[int]Owner, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find the pod of process %d: %w", pid, err)
 		}
-		o.Pod, o.Started = podOf(cgroup), booted.Add(since)
+		o.Pod, o.Started = PodOf(cgroup), booted.Add(since)
 		owners[pid] = o
 	}
 	return owners, nil
 }
 
-// podOf is the pod of a cgroup file; the outermost, as a pod can have a cluster in it.
-func podOf(cgroup string) types.UID {
+// PodOf is the pod of a process by its /proc/PID/cgroup; the outermost, as a pod can have a cluster in it. It is empty for processes of the host.
+func PodOf(cgroup string) types.UID {
 	for _, uid := range podsIn(cgroup) {
 		if podUID.MatchString(string(uid)) {
 			return uid

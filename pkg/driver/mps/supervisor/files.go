@@ -128,8 +128,18 @@ func (m Tmpfs) try(ctx context.Context, options string, mount func(options strin
 	return mount(options)
 }
 
+// A tmpfs allows half as many files as the host has pages unless told otherwise (Documentation/filesystems/tmpfs.rst), and an empty file takes
+// about a kilobyte of the kernel's memory that size does not count.
+const (
+	bytesPerFile = 16 << 10
+	minFiles     = 1 << 10
+	maxFiles     = 64 << 10
+)
+
 // options are those of the file system's mount, tmpfs(5).
-func (t tmpfs) options() string { return fmt.Sprintf("size=%d,mode=%o", t.size, t.mode) }
+func (t tmpfs) options() string {
+	return fmt.Sprintf("size=%d,nr_inodes=%d,mode=%o", t.size, min(max(t.size/bytesPerFile, minFiles), maxFiles), t.mode)
+}
 
 // Unmount removes all mounts on a directory.
 func (Tmpfs) Unmount(dir string) error {

@@ -27,18 +27,18 @@ func TestHasSELinux(t *testing.T) {
 }
 
 func TestTmpfs_Label(t *testing.T) {
-	const label = "size=1,mode=755,context=system_u:object_r:container_file_t:s0"
+	const label = "size=1,nr_inodes=1024,mode=755,context=system_u:object_r:container_file_t:s0"
 	tests := map[string]struct {
 		selinux bool
 		answers []error
 		want    []string
 		err     error
 	}{
-		"no SELinux":           {false, []error{nil}, []string{"size=1,mode=755"}, nil},
+		"no SELinux":           {false, []error{nil}, []string{"size=1,nr_inodes=1024,mode=755"}, nil},
 		"SELinux":              {true, []error{nil}, []string{label}, nil},
-		"a policy without it":  {true, []error{unix.EINVAL, nil}, []string{label, "size=1,mode=755"}, nil},
-		"it may not be given":  {true, []error{unix.EACCES, nil}, []string{label, "size=1,mode=755"}, nil},
-		"the mount is refused": {true, []error{unix.EPERM, unix.EPERM}, []string{label, "size=1,mode=755"}, unix.EPERM},
+		"a policy without it":  {true, []error{unix.EINVAL, nil}, []string{label, "size=1,nr_inodes=1024,mode=755"}, nil},
+		"it may not be given":  {true, []error{unix.EACCES, nil}, []string{label, "size=1,nr_inodes=1024,mode=755"}, nil},
+		"the mount is refused": {true, []error{unix.EPERM, unix.EPERM}, []string{label, "size=1,nr_inodes=1024,mode=755"}, unix.EPERM},
 		"no memory":            {true, []error{unix.ENOMEM}, []string{label}, unix.ENOMEM},
 	}
 	for name, tt := range tests {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
 
 // programName is how the kernel names the programs of MPS, control daemon and server: the first 15 bytes.
@@ -30,10 +32,14 @@ const (
 	lookAgain = 10 * time.Millisecond
 )
 
-// findProcesses lists the programs of MPS whose pipes are in a directory, in order of process id. Clients in containers see the
-// directory under another name, and are not MPS programs.
+// findProcesses lists the programs of MPS whose pipes are in a directory, in order of process id, without those of other pods. Clients in
+// containers see the directory under another name, and are not MPS programs.
 func findProcesses(pipe string) ([]ProcessID, error) {
 	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +55,7 @@ func findProcesses(pipe string) ([]ProcessID, error) {
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || !isProgram(pid) {
+		if err != nil || !isProgram(pid) || isOfAnotherPod(pid, own) {
 			continue
 		}
 		start, err := startTime(pid)
@@ -78,6 +84,15 @@ func findProcesses(pipe string) ([]ProcessID, error) {
 func isProgram(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.HasPrefix(string(name), programName)
+}
+
+// isOfAnotherPod reports whether a process runs in a pod other than this process's. Such processes are not asked for more: tenants choose
+// their names and variables, and one whose execve(2) hangs, on a file system of the tenant, keeps readers of its environ and stat in the
+// kernel until it ends (exec_update_lock, fs/exec.c), which those of its cgroup are not.
+func isOfAnotherPod(pid int, own []byte) bool {
+	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	pod := processes.PodOf(string(cgroup))
+	return err == nil && pod != "" && pod != processes.PodOf(string(own))
 }
 
 // hasVariable reports whether a process has an environment variable: false if it has ended, or is unreadable, which ours are not.

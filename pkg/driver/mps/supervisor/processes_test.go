@@ -8,8 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 func TestProcessesRoot(t *testing.T) {
@@ -52,22 +55,42 @@ func TestDiskRemoveDirs(t *testing.T) {
 	}
 }
 
-// Containers may have any number of programs that look like MPS's and have no environment, as one has for a moment as it starts.
-func TestFindProcesses_Decoys(t *testing.T) {
+// starter copies a program to one that looks like MPS's, in the directory, and starts it.
+func starter(t *testing.T, dir string) func(environment ...string) int {
+	t.Helper()
 	sleep, err := exec.LookPath("sleep")
 	must(t, err)
 	data, err := os.ReadFile(sleep)
 	must(t, err)
-	dir := t.TempDir()
 	program := filepath.Join(dir, "nvidia-cuda-mps-server")
 	must(t, os.WriteFile(program, data, 0o700))
-	start := func(environment ...string) int {
+	return func(environment ...string) int {
 		cmd := exec.Command(program, "1000")
 		cmd.Env = append([]string{}, environment...) // nil would be this process's
 		must(t, cmd.Start())
 		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 		return cmd.Process.Pid
 	}
+}
+
+// What a tenant runs under that name and with those variables is neither believed nor killed.
+func TestFindProcesses_OtherPod(t *testing.T) {
+	pod := filepath.Join(cgroup2(t), "kubepods-pod"+string(uuid.NewUUID()))
+	must(t, os.Mkdir(pod, 0o755))
+	t.Cleanup(func() { _ = os.Remove(pod) })
+	dir := t.TempDir()
+	start := starter(t, dir)
+	must(t, os.WriteFile(filepath.Join(pod, "cgroup.procs"), []byte(strconv.Itoa(start(pipeVariable+dir))), 0o600))
+	server := start(pipeVariable + dir)
+	if found, err := findProcesses(dir); err != nil || len(found) != 1 || found[0].PID != server {
+		t.Errorf("got %v, %v, want process %d", found, err, server)
+	}
+}
+
+// Containers may have any number of programs that look like MPS's and have no environment, as one has for a moment as it starts.
+func TestFindProcesses_Decoys(t *testing.T) {
+	dir := t.TempDir()
+	start := starter(t, dir)
 	const decoys = 40
 	for range decoys {
 		start()
