@@ -137,6 +137,38 @@ func TestPolicy_LargePod(t *testing.T) {
 	}
 }
 
+// The policy with a template is evaluated for each template of the namespace, each time with the whole limit of cost: it looks at small pods only.
+func TestPolicy_ManyClaims(t *testing.T) {
+	policy := policyOf(t, "cleave-mps-warnings")
+	for name, tt := range map[string]struct {
+		claims, uses, containers int
+		want                     bool
+	}{
+		"none":            {0, 0, 1, false},
+		"eight":           {8, 8, 16, true},
+		"many claims":     {4000, 0, 1, false},
+		"many uses":       {8, 4000, 1, false},
+		"many containers": {8, 8, 2000, false},
+	} {
+		refs := slices.Repeat([]string{"{name: c, resourceClaimTemplateName: t}"}, tt.claims)
+		container := "{name: a, resources: {claims: [" + strings.Join(slices.Repeat([]string{"{name: c}"}, tt.uses), ", ") + "]}}"
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(workload("v1 Pod", "{containers: ["+strings.Join(slices.Repeat([]string{container}, tt.containers), ", ")+
+			"], resourceClaims: ["+strings.Join(refs, ", ")+"]}")), &object.Object); err != nil {
+			t.Fatal(err)
+		}
+		attributes, request := requestOf(object.GroupVersionKind(), object.GetName(), object, nil)
+		results, left, err := policy.matches.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		matches := !slices.ContainsFunc(results, func(r plugincel.EvaluationResult) bool { return r.Error != nil || r.EvalResult != types.True })
+		if cost := cel.RuntimeCELCostBudget - left; matches != tt.want || cost > 2000 {
+			t.Errorf("%s: matches %t at a cost of %d, want %t at a low cost", name, matches, cost, tt.want)
+		}
+	}
+}
+
 // Beside an MPS share the rest of a container's devices is wasted. The policy is asked once for each template of the namespace.
 func TestPolicy_MPSWarnings(t *testing.T) {
 	policy := policyOf(t, "cleave-mps-warnings")
@@ -194,16 +226,16 @@ func TestPolicy_MPSWarnings(t *testing.T) {
 	var requests, uses, claimRefs []string
 	for i := range 32 {
 		requests = append(requests, fmt.Sprintf("{name: r%d, firstAvailable: [%s{name: z, deviceClassName: mps.cleave.dev}]}", i, strings.Repeat("{name: a, deviceClassName: gpu.cleave.dev}, ", 7)))
-		uses = append(uses, fmt.Sprintf("{name: c%d}", 200+i))
 	}
-	for i := range 256 {
+	for i := range 8 {
+		uses = append(uses, fmt.Sprintf("{name: c%d, request: r0}, {name: c%d, request: r1}", i, i))
 		claimRefs = append(claimRefs, fmt.Sprintf("{name: c%d, resourceClaimTemplateName: t}", i))
 	}
 	largest := &resourceapi.ResourceClaimTemplate{}
 	if err := yaml.UnmarshalStrict([]byte("{metadata: {name: t}, spec: {spec: {devices: {requests: ["+strings.Join(requests, ", ")+"]}}}}"), largest); err != nil {
 		t.Fatal(err)
 	}
-	spec := "{containers: [" + strings.Repeat(claims("a", strings.Join(uses, ", "))+", ", 20) + "], resourceClaims: [" + strings.Join(claimRefs, ", ") + "]}"
+	spec := "{containers: [" + strings.Repeat(claims("a", strings.Join(uses, ", "))+", ", 16) + "], resourceClaims: [" + strings.Join(claimRefs, ", ") + "]}"
 	if got := saidWith(t, policy, largest, workload("v1 Pod", spec), ""); len(got) != 1 {
 		t.Errorf("a large pod of a large template: %q", got)
 	}
