@@ -133,7 +133,7 @@ func (l *layouts) writeChanged(layout, have *records.Layout, empty bool) error {
 		have = &records.Layout{}
 	}
 	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
-		slices.Equal(have.Offered, layout.Offered) || have == nil && empty {
+		slices.Equal(have.Offered, layout.Offered) && slices.Equal(have.Witnesses, layout.Witnesses) || have == nil && empty {
 		return nil
 	}
 	if empty {

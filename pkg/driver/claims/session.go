@@ -149,6 +149,7 @@ func (l *Ledger) EndSession(ctx context.Context, hw Hardware) error {
 	if err := l.closeRecords(ctx, hw); err != nil {
 		return err
 	}
+	closeLayouts(ctx, l, hw)
 	return l.sessions.End()
 }
 

@@ -110,6 +110,8 @@ type Observed struct {
 	Existing []Existing
 	// Working is set while work of an earlier step is running. Its end is marked.
 	Working bool
+	// Recovered is when the last recovery ended; zero for none.
+	Recovered time.Time
 	// LayoutProblems are the reasons, from the last attempt, why GPUs are not partitioned as the policy wants.
 	LayoutProblems []LayoutProblem
 
@@ -206,7 +208,7 @@ type Memory struct {
 	// Notice is what followed from the notices about the node's machine.
 	Notice notices.Decision
 
-	// Recovered is when recovery last ran; Unfinished since when there is work left for it.
+	// Recovered is when recovery last began; Unfinished since when there is work left for it.
 	Recovered, Unfinished time.Time
 	// LayoutsDue is set while layouts are waiting.
 	LayoutsDue bool

@@ -57,6 +57,12 @@ func TestDesired(t *testing.T) {
 			events: []string{"Normal LayoutApplied"}},
 		"layout incomplete, claim released": {policy: layout, before: func(b *bed) { b.allocate(records.Device{GPU: b.device(0)}) },
 			change: func(b *bed) { b.allocate() }, changed: Allocations, work: "leave MIG mode, layouts", published: true},
+		"partition of an earlier layout, claim released": {policy: "rules: [{tiers: [mig]}]", before: func(b *bed) {
+			part := &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Size: 1}, Existing: true}
+			b.Unclaimed = map[gpu.PCIAddress][]gpu.Place{b.Inventory.GPUs[0].PCI: {part.Place()}}
+			b.Layouts = b.Unclaimed
+			b.allocate(records.Device{GPU: b.device(0), Device: b.device(0) + "-mig-19-0", Partition: part})
+		}, change: func(b *bed) { b.allocate() }, changed: Allocations, work: "leave MIG mode, layouts"},
 		"policy removes a layout": {policy: layout, change: func(b *bed) { b.write("default.yaml", "rules: [{tiers: [mig]}]") }, changed: Policies,
 			work: "layouts", events: []string{"Normal PolicyApplied"}, published: true},
 		"supervisor away": {change: func(b *bed) { b.MPS = away }, changed: Supervisor, work: "recover, leave MIG mode, layouts", published: true},
