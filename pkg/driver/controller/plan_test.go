@@ -349,6 +349,15 @@ func TestDesired_Taints(t *testing.T) {
 			t.Errorf("got %+v, want the worst condition with the policy's effect", taint)
 		}
 	}
+	spares := health.Condition{Reason: "needs-drain-and-reset", SparesRunning: true}
+	for want, conditions := range map[resourceapi.DeviceTaintEffect][]health.Condition{
+		resourceapi.DeviceTaintEffectNoSchedule: {spares}, resourceapi.DeviceTaintEffectNoExecute: {spares, {Reason: "xid-94"}},
+	} {
+		taints := HealthTaints(b.plan.Offer, map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[1].PCI: conditions})
+		if len(taints) == 0 || taints[0].Value != spares.Reason || taints[0].Effect != want {
+			t.Errorf("got %+v for %v, want %s with effect %s", taints[:min(1, len(taints))], conditions, spares.Reason, want)
+		}
+	}
 }
 
 func TestLacksPartitions(t *testing.T) {
