@@ -98,11 +98,22 @@ type Device struct {
 	Witness string `json:"witness,omitempty"`
 	// Share is the claim's share of a shared GPU or partition; nil for exclusive devices and devices with admin access.
 	Share *Share `json:"share,omitempty"`
+	// ShareID is that of the allocation of a device with admin access: the allocator gives one for each device that several claims may have
+	// (allocateDevice). Empty for all others.
+	ShareID string `json:"shareID,omitempty"`
 	// Released: the claim is being released, and nothing of this device is left, so other claims may have it. It stays on record, as the
 	// API server may have it allocated. False in records of releases that did not record it.
 	Released bool `json:"released,omitempty"`
 	// CDIDeviceIDs are the fully qualified names returned to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
+}
+
+// AllocatedShareID is by which share ID the claim's allocation has the device; empty for none. That of an exclusive share is not in the allocation.
+func (d *Device) AllocatedShareID() string {
+	if d.Share != nil && !d.Share.Exclusive {
+		return d.Share.ID
+	}
+	return d.ShareID
 }
 
 // GPUs returns the names of the GPUs of the record's devices, sorted and without duplicates.

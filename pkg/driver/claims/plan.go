@@ -31,6 +31,7 @@ type device struct {
 	shape   gpu.Shape
 	offer   *policy.Offer  // of the shape's GPU
 	share   *records.Share // of a shared GPU, unless admin
+	shareID string         // of the allocation, if admin
 	config  *config        // opaque parameters for the device; nil if there are none
 	// name is the device name of the shape, gpu that of its GPU.
 	name, gpu string
@@ -90,6 +91,9 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 		d.config = configs.of(d)
 		if d.share, err = share(d, result); err != nil {
 			return nil, fmt.Errorf("request %q: %w", result.Request, err)
+		}
+		if admin && result.ShareID != nil {
+			d.shareID = string(*result.ShareID)
 		}
 		devices = append(devices, d)
 	}

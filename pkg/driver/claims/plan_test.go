@@ -126,7 +126,7 @@ func TestNewRecord(t *testing.T) {
 	devices, err := plan(claim, sharedNode(), testID)
 	must(t, err)
 	admin, share, seen := deviceFor("look", 0), deviceFor("slice", 1), deviceFor("watch", 1)
-	admin.AdminAccess, seen.AdminAccess = true, true
+	admin.AdminAccess, seen.AdminAccess, seen.ShareID = true, true, "u-3"
 	share.Device, seen.Device = gpuName(1)+"-timeslice", gpuName(1)+"-timeslice"
 	share.Share = &records.Share{ID: "u-2", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gi}
 	share.CDIDeviceIDs = append(share.CDIDeviceIDs, testDriver+"/claim=u-"+share.Device)

@@ -64,7 +64,7 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 		d := &devices[i]
 		device := records.Device{
 			Request: d.request, Pool: id.Pool, Device: d.name, AdminAccess: d.admin,
-			GPU: d.gpu, UUID: d.shape.GPU.UUID, Partition: d.partition, Share: d.share,
+			GPU: d.gpu, UUID: d.shape.GPU.UUID, Partition: d.partition, Share: d.share, ShareID: d.shareID,
 		}
 		if d.shape.IsPartition() && d.partition == nil {
 			wanted := d.wanted()

@@ -51,8 +51,8 @@ func (w *Writer) devices(record *records.Record) (devices []*resourceac.Allocate
 			WithConditions(metaac.Condition().WithType(conditionReady).WithStatus(metav1.ConditionTrue).WithReason(reasonPrepared).
 				WithMessage("The device is prepared on the node").WithLastTransitionTime(metav1.NewTime(w.now()))).
 			WithData(runtime.RawExtension{Raw: data})
-		if d.Share != nil && !d.Share.Exclusive { // the allocation of an exclusive one has no share ID
-			status = status.WithShareID(d.Share.ID)
+		if id := d.AllocatedShareID(); id != "" {
+			status = status.WithShareID(id)
 		}
 		devices = append(devices, status)
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -156,7 +157,7 @@ func TestWriter_Write(t *testing.T) {
 		"MPS with a lowered limit": {records.Device{Device: "mps", Share: &records.Share{ID: "7c3b2f2e-0000-4000-8000-000000000002", Kind: gpu.MPS, Memory: 20 << 30, Cores: 50,
 			MPS: &records.MPS{ThreadPercentage: 25, Memory: 10 << 30}}},
 			`{"type":"mps","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"10Gi","cores":25}`},
-		"admin access": {records.Device{AdminAccess: true},
+		"admin access": {records.Device{AdminAccess: true, ShareID: "7c3b2f2e-0000-4000-8000-000000000003"},
 			`{"type":"gpu","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"80Gi","adminAccess":true}`},
 	}
 	for name, tt := range tests {
@@ -170,8 +171,8 @@ func TestWriter_Write(t *testing.T) {
 			if diff := cmp.Diff(fields(t, []byte(tt.want)), fields(t, got[0].Data.Raw)); diff != "" {
 				t.Errorf("data (-want +got):\n%s", diff)
 			}
-			if share := tt.device.Share; (share != nil) != (got[0].ShareID != nil) || share != nil && *got[0].ShareID != share.ID {
-				t.Errorf("got share %v, want that of %v", got[0].ShareID, share)
+			if diff := cmp.Diff(tt.device.AllocatedShareID(), ptr.Deref(got[0].ShareID, "")); diff != "" {
+				t.Errorf("share ID (-want +got):\n%s", diff)
 			}
 			b.writes(t, nil)
 			if got := b.written(t); len(got) > 0 {

@@ -152,8 +152,7 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 			CDIDeviceIDs: slices.Clip(d.CDIDeviceIDs), // the helper appends to it, and concurrent calls have the same record
 			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: claimstatus.Attributes(&known)},
 		}
-		if d.Share != nil && !d.Share.Exclusive { // an exclusive share is not in the allocation
-			id := types.UID(d.Share.ID)
+		if id := types.UID(d.AllocatedShareID()); id != "" {
 			device.ShareID = &id
 		}
 		answer = append(answer, device)

@@ -194,8 +194,10 @@ func TestToKubelet(t *testing.T) {
 	whole.Share = nil
 	alone := share(records.ExclusiveID)
 	alone.Share.Exclusive = true
-	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil)}
-	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone}, nil), ignoreMetadata); diff != "" {
+	admin := share("")
+	admin.Share, admin.ShareID = nil, "two"
+	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil), device(&two)}
+	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone, admin}, nil), ignoreMetadata); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }
