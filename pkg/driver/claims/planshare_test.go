@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -28,10 +29,11 @@ func sharesOf(devices []device) []*records.Share {
 	return shares
 }
 
-// adminShare looks at a shared GPU.
+// adminShare looks at a shared GPU. The allocator gives a share ID to admin access, too (allocateDevice of its incubating version).
 func adminShare(i int, kind gpu.Share) resourceapi.DeviceRequestAllocationResult {
 	r := adminResult("watch", i)
 	r.Device += "-" + string(kind)
+	r.ShareID = ptr.To(types.UID("watched"))
 	return r
 }
 

@@ -195,6 +195,21 @@ func TestDriverSession_SharedPartition(t *testing.T) {
 	}
 }
 
+// Claims that shared a partition which ended with the driver share the one that the first of them gets instead.
+func TestDriverSession_SharedPartitionGone(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.use(sharedPartitions())
+	b.prepare("a", b.slice())
+	b.prepare("b", b.slice())
+	b = b.release(s, func() { must(t, b.node.Hardware().ForceReset(0)) })
+	b.prepare("a", b.slice())
+	b.prepare("b", b.slice())
+	b.unprepare("a")
+	b.want(list("0 9@4"), list("b"), list("b"))
+	b.unprepare("b")
+	b.want(nil, nil, nil)
+}
+
 func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.lay(cutInto(place(19, 5, 1), place(19, 6, 1)))

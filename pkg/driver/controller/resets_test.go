@@ -89,7 +89,20 @@ func TestDesired_ResetFails(t *testing.T) {
 	b.request(b.device(2))
 	b.wantOrder("with a change that was cut short", "2 off")
 	b.wantTaints("with a change that was cut short", b.device(2)) // otherwise the reset would wait for whoever gets it meanwhile
-	b.ModesLeft = nil
+	b.after(time.Second)
+	for _, reset := range []string{"", b.device(2), b.device(2)} { // a GPU that has failed cannot be restored before its reset
+		b.ModeFailures = map[string]ModeFailure{b.device(2): {Reset: reset, Err: errors.New("GPU requires reset"), At: b.Now}}
+		b.step(0)
+		b.step(Publication)
+		b.after(modeRetryAtMost)
+		b.wantOrder("with a change that cannot be finished", "2 reset")
+	}
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "cannot be reset yet: GPU requires reset") {
+		t.Errorf("Events = %q, want one about the reset", events)
+	}
+	b.ModesLeft, b.ModeFailures = nil, nil
+	b.request("")
+	b.request(b.device(2))
 	b.step(Inventory)
 	b.step(Publication)
 	b.after(modeSettle)
@@ -116,6 +129,7 @@ func TestDesired_ResetEndsPartitions(t *testing.T) {
 		"time slices": {Share: &records.Share{Kind: gpu.TimeSlice, Interval: "Long"}},
 		"MPS":         {Share: &records.Share{Kind: gpu.MPS}},
 		"released":    {Released: true},
+		"observed":    {AdminAccess: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
@@ -131,6 +145,20 @@ func TestDesired_ResetEndsPartitions(t *testing.T) {
 			b.wantOrder("without", "2 reset")
 		})
 	}
+}
+
+// A GPU that has failed may not change its mode before it is reset.
+func TestDesired_ResetBeforeChange(t *testing.T) {
+	b := newModeBed(t)
+	b.request(b.device(0))
+	b.choose("inference")
+	b.after(modeSettle)
+	b.wantOrder("requested", "0 reset")
+	b.ResetDone = b.device(0)
+	b.step(Inventory)
+	b.step(Publication)
+	b.after(modeSettle)
+	b.wantOrder("reset", "0 on")
 }
 
 func TestDesired_ResetOfNoGPU(t *testing.T) {
