@@ -333,13 +333,13 @@ func TestLoop_Release(t *testing.T) {
 		f.set(func() { f.endErr = errors.New("disk full") })
 		go func() { done <- l.Release(t.Context(), why) }()
 		synctest.Wait()
-		if got, want := f.took(), "released waiting quiesce end"; got != want || read(f, &f.closed) {
+		if got, want := f.took(), "waiting quiesce end"; got != want || read(f, &f.closed) {
 			t.Errorf("the session cannot be ended: got %q, closed %t; want %q, and the driver in use", got, read(f, &f.closed), want)
 		}
 		f.set(func() { f.endErr = nil })
 		<-time.After(l.DriverRetry)
 		synctest.Wait()
-		if got := f.took(); got != "end" || !read(f, &f.closed) {
+		if got := f.took(); got != "end released" || !read(f, &f.closed) {
 			t.Errorf("got %q, closed %t, want the session ended and the driver released", got, read(f, &f.closed))
 		}
 		f.set(func() { f.state.Node.ReleaseDriver, f.missing = false, gpu.ErrDriverNotLoaded }) // it is being replaced
@@ -352,6 +352,17 @@ func TestLoop_Release(t *testing.T) {
 		}
 		if err := read(f, &f.driver); err == nil || !strings.Contains(err.Error(), "went away") {
 			t.Errorf("got readiness %v, want the next reason", err)
+		}
+		for _, step := range []struct {
+			label bool
+			want  string
+		}{{true, "inUse waiting released waiting"}, {false, "inUse waiting"}} { // while it is gone by itself
+			f.set(func() { f.state.Node.ReleaseDriver = step.label })
+			l.Mark(Cluster)
+			synctest.Wait()
+			if got := f.took(); got != step.want {
+				t.Errorf("label %t: got %q, want %q", step.label, got, step.want)
+			}
 		}
 		f.set(func() { f.missing = nil })
 		if err := <-done; !errors.Is(err, ErrDriverAvailable) { // the clock of the bubble goes on to the next attempt

@@ -40,7 +40,7 @@ const (
 // Reasons of Events about resets on request.
 const (
 	reasonResetPending = "GPUResetPending" // a GPU will be reset once claims have ended
-	reasonNotReset     = "GPUNotReset"     // a GPU could not be reset, and is tried again; or the label names none
+	reasonNotReset     = "GPUNotReset"     // a GPU could not be reset, and is tried again; or the label names none, or was carried out before
 	reasonReset        = "GPUReset"        // a GPU was reset on request
 )
 
@@ -132,7 +132,7 @@ func (p modes) consider(o *Observed) {
 		}
 		m, known := before[name]
 		if known && m.Reset != "" && m.Reset == o.ResetDone {
-			p.reportReset(g)
+			p.reportReset(o, g)
 		}
 		if target == g.MIG.Enabled && reset == "" && !o.ModesLeft[name] {
 			continue

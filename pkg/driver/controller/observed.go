@@ -198,8 +198,8 @@ type Memory struct {
 	UnreadableAt time.Time
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
-	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last reported request that
-	// names no GPU.
+	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last request of which all is
+	// said: it names no GPU, or was carried out.
 	Modes    map[string]ModeMemory
 	NotReset string
 	// Pause is the pause of clients that have such GPUs open.
