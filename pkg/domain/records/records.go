@@ -108,7 +108,8 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
-// AllocatedShareID is by which share ID the claim's allocation has the device; empty for none. That of an exclusive share is not in the allocation.
+// AllocatedShareID is by which share ID the claim's allocation has the device; empty for none. That of an exclusive share is not in the
+// allocation.
 func (d *Device) AllocatedShareID() string {
 	if d.Share != nil && !d.Share.Exclusive {
 		return d.Share.ID

@@ -171,8 +171,8 @@ const maxSocketPath = 107
 // registration it shortens.
 func (c *Config) checkSocket() error {
 	if socket := filepath.Join(c.pluginDir(), "dra-"+c.PodUID+".sock"); len(socket) > maxSocketPath {
-		return fmt.Errorf("--kubelet-plugins-dir: the path of the socket %s has %d bytes, and Linux allows %d: use a shorter one, such as a symbolic "+
-			"link /var/lib/kubelet to the kubelet's directory", socket, len(socket), maxSocketPath)
+		return fmt.Errorf("--kubelet-plugins-dir: the path of the socket %s has %d bytes, and Linux allows %d: use a shorter one, such as a "+
+			"symbolic link /var/lib/kubelet to the kubelet's directory", socket, len(socket), maxSocketPath)
 	}
 	return nil
 }
