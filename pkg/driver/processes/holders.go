@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -62,7 +63,7 @@ func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		open, err := t.hasOpen(pid, numbers)
+		open, err := t.hasOpen(ctx, pid, numbers)
 		if err != nil {
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
@@ -85,22 +86,32 @@ func printable(name string) string {
 	}, name)
 }
 
-// hasOpen reports whether a process has a device open, under any path: containers have their own device files.
-func (t Table) hasOpen(pid int, numbers []uint64) (bool, error) {
-	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
+// hasOpen reports whether a process has a device open, under any path: containers have their own device files. A process may have
+// billions of files open: they are listed in parts.
+func (t Table) hasOpen(ctx context.Context, pid int, numbers []uint64) (bool, error) {
+	dir, err := os.Open(filepath.Join(t.proc, strconv.Itoa(pid), "fd"))
 	if gone(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	for _, e := range entries {
-		if number, ok := deviceOf(filepath.Join(dir, e.Name())); ok && slices.Contains(numbers, number) {
-			return true, nil
+	defer dir.Close()
+	for ctx.Err() == nil {
+		names, err := dir.Readdirnames(1024)
+		if errors.Is(err, io.EOF) || gone(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		for _, name := range names {
+			if number, ok := deviceOf(filepath.Join(dir.Name(), name)); ok && slices.Contains(numbers, number) {
+				return true, nil
+			}
 		}
 	}
-	return false, nil
+	return false, ctx.Err()
 }
 
 // deviceOf is the number of the character device that a link of /proc/PID/fd points to. It uses only cached attributes, and skips
