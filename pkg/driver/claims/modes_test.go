@@ -207,7 +207,7 @@ var modeUses = map[string]struct {
 }{
 	"claim":              {func(b *modeBed) { mustPrepare(b.t, b.Preparer, deviceClaim("c", b.name(0))) }, "allocated to claims", true},
 	"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet", false},
-	"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)", false},
+	"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine", ""}} }, "in use: open in nv-hostengine (process 4711)", false},
 	"process": {func(b *modeBed) {
 		_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
 	}, "processes [71]", false},
@@ -226,8 +226,13 @@ var modeUses = map[string]struct {
 	"kernel client": {func(b *modeBed) {
 		_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
 		b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
-		b.holders = []Holder{{2, "nv-fabricmanage"}}
+		b.holders = []Holder{{2, "nv-fabricmanage", ""}}
 	}, "nvidia_drm has", false},
+	"process of a pod by the name of one that yields": {func(b *modeBed) {
+		_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
+		b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
+		b.holders = []Holder{{2, "nv-fabricmanage", ""}, {4711, "nvidia-persiste", "pod-uid"}}
+	}, "open in nvidia-persiste (process 4711, pod pod-uid)", false},
 	"others must be reset with it": {func(b *modeBed) {
 		_ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true)
 	}, "can be reset only together with GPUs [1 2 3 4 5 6 7]", false},
@@ -284,8 +289,8 @@ func TestModes_HeldByPods(t *testing.T) {
 		held bool
 	}{
 		"pods":                    {func(*modeBed) {}, true},
-		"pods, and persistence":   {func(b *modeBed) { b.holders = append(b.holders, Holder{1, "nvidia-persiste"}) }, true},
-		"a process of the host":   {func(b *modeBed) { b.holders = append(b.holders, Holder{73, "nv-hostengine"}) }, false},
+		"pods, and persistence":   {func(b *modeBed) { b.holders = append(b.holders, Holder{1, "nvidia-persiste", ""}) }, true},
+		"a process of the host":   {func(b *modeBed) { b.holders = append(b.holders, Holder{73, "nv-hostengine", ""}) }, false},
 		"a process that computes": {func(b *modeBed) { _ = b.other.Clients().Add(0, python) }, false},
 		"a claim":                 {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, false},
 		"pods cannot be told":     {func(b *modeBed) { b.Modes.InPods = nil }, false},
@@ -297,7 +302,7 @@ func TestModes_HeldByPods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
-			b.holders = []Holder{{71, "nv-hostengine"}, {72, "dcgm-exporter"}}
+			b.holders = []Holder{{71, "nv-hostengine", ""}, {72, "dcgm-exporter", ""}}
 			b.Modes.InPods = func(_ context.Context, pids []int) bool { return slices.Equal(pids, []int{71, 72}) }
 			tt.use(b)
 			b.wants[0] = true
@@ -331,7 +336,7 @@ func TestModes_UnmanagedPartition(t *testing.T) {
 // Programs that give a GPU up for a reset, or that it needs, are no reason to wait.
 func TestModes_Yielding(t *testing.T) {
 	b := newModeBed(t)
-	b.holders = []Holder{{1, "nvidia-persiste"}, {2, "nv-fabricmanage"}}
+	b.holders = []Holder{{1, "nvidia-persiste", ""}, {2, "nv-fabricmanage", ""}}
 	b.wants[0] = true
 	must(t, b.change(0))
 	b.wantMode(0, inMIG)

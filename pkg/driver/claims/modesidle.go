@@ -22,6 +22,9 @@ import (
 // with A100 "Fabric Manager is required to facilitate reset" (nvidia-smi's manual, --gpu-reset).
 var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
 
+// yields reports whether a process may keep a GPU open by its name, which is not certain: see heldBy.
+func yields(h Holder) bool { return slices.Contains(yielding, h.Name) }
+
 const (
 	// listTimeout bounds listing the claims of a GPU.
 	listTimeout = 10 * time.Second
@@ -67,7 +70,7 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *end
 	if err != nil { // the driver then reports whether others use it
 		klog.FromContext(ctx).V(4).Info("Cannot see all processes that have a GPU open", "gpu", device, "reason", err.Error())
 	}
-	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
+	holders = slices.DeleteFunc(holders, yields)
 	if len(holders) > 0 {
 		why := gpu.ErrInUse
 		if err == nil && m.inPods(ctx, holders) {

@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Process is a process of the host.
@@ -25,6 +26,8 @@ type Process struct {
 	PID int
 	// Name is the kernel's name of it, at most 15 bytes (proc(5), /proc/PID/comm), with ? for unprintable characters.
 	Name string
+	// Pod is its pod's UID; empty for processes of the host.
+	Pod types.UID
 }
 
 // String is such as "4711 (nv-hostengine)".
@@ -68,12 +71,18 @@ func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
 		if open {
-			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // the process may have just ended
-			found = append(found, Process{pid, printable(strings.TrimSpace(string(comm)))})
+			found = append(found, t.process(pid))
 		}
 	}
 	slices.SortFunc(found, func(a, b Process) int { return a.PID - b.PID })
 	return found, unread
+}
+
+// process describes a process, which may have just ended.
+func (t Table) process(pid int) Process {
+	comm, _ := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "comm"))
+	cgroup, _ := t.cgroup(pid)
+	return Process{pid, printable(strings.TrimSpace(string(comm))), podOf(cgroup)}
 }
 
 // printable replaces control characters: processes, even a tenant's, choose their own names.
