@@ -67,6 +67,16 @@ func (p *Pods) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	return flatten(byPod), nil
 }
 
+// InPods returns those of the processes that run in pods; none if this process cannot see them.
+func (p *Pods) InPods(pids []int) (found []Process) {
+	for _, pid := range pids {
+		if one := p.table.process(pid); p.table.self != 1 && one.Pod != "" {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
 // stillLeft are the previously found processes that still run.
 func (p *Pods) stillLeft(pods []types.UID) []int {
 	p.mu.Lock()
