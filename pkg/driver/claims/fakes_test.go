@@ -45,6 +45,7 @@ type fakeHardware struct {
 
 	mu           sync.Mutex
 	pids         map[string][]int // by device name
+	lists        int              // calls of Processes
 	processesErr error
 }
 
@@ -71,6 +72,7 @@ func (h *fakeHardware) ComputeMode(_ context.Context, pci gpu.PCIAddress) (int, 
 func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.lists++
 	return h.pids[pci.DeviceName()], h.processesErr
 }
 

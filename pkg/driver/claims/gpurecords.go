@@ -51,6 +51,14 @@ func (o gpuRecords) releasing(want extent) bool {
 	return slices.ContainsFunc(o.taking(want), isReleasing) || slices.ContainsFunc(o.unfinished(want), isReleasing)
 }
 
+// watchedBy reports whether a pod has admin access to the GPU.
+func (o gpuRecords) watchedBy(pod types.UID) bool {
+	return slices.ContainsFunc(o.all, func(r *records.Record) bool {
+		return slices.Contains(r.Pods, pod) &&
+			slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.GPU == o.gpu && d.AdminAccess })
+	})
+}
+
 // partition returns the partition of a shape that a claim has, either its own or one that existed before the claim; or nil.
 func (o gpuRecords) partition(s gpu.Shape, owned func(d *records.Device) bool) *gpu.Partition {
 	for _, r := range o.all {

@@ -8,13 +8,16 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
 
 // Holder is a process that has a GPU or a partition open.
 type Holder struct {
 	PID  int
-	Name string // at most 15 bytes (proc(5), /proc/PID/comm)
+	Name string    // at most 15 bytes (proc(5), /proc/PID/comm), which the process chooses
+	Pod  types.UID // empty for processes of the host
 }
 
 // FindHolders lists the processes, except this one, that have a GPU open, or one of its partitions if part is not nil. NVML lists
@@ -27,12 +30,15 @@ func noHolders(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { re
 // heldBy returns the end of a reset error: the processes that have the GPU open and prevent the reset.
 func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU, inUse bool) string {
 	holders, err := m.gate.holders(ctx, g, nil)
-	holders = unyielding(holders)
+	others := unyielding(slices.Clone(holders))
+	inPods := slices.DeleteFunc(slices.Clone(holders), func(h Holder) bool { return h.Pod == "" })
 	switch {
-	case len(holders) > 0:
-		return describeHolders(holders)
+	case len(others) > 0:
+		return describeHolders(others)
 	case err != nil:
 		return fmt.Sprintf(" (cannot determine which processes have the GPU open: %v)", err)
+	case inUse && len(inPods) > 0: // by their names they yield, but a tenant's may have such a name
+		return describeHolders(inPods)
 	case inUse && m.HasDRM != nil && m.HasDRM(g):
 		// No process is visible because the client is in the kernel: https://github.com/NVIDIA/mig-parted/issues/181, on A100.
 		return ": no visible process has it open, but the kernel module nvidia_drm has it open, which keeps it in use on some systems: " +
@@ -52,7 +58,11 @@ func describeHolders(holders []Holder) string {
 func listHolders(holders []Holder) string {
 	var all []string
 	for _, h := range holders {
-		all = append(all, fmt.Sprintf("%s (process %d)", h.Name, h.PID))
+		pod := ""
+		if h.Pod != "" {
+			pod = fmt.Sprintf(", pod %s", h.Pod)
+		}
+		all = append(all, fmt.Sprintf("%s (process %d%s)", h.Name, h.PID, pod))
 	}
 	return strings.Join(all, ", ")
 }

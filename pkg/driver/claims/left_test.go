@@ -25,6 +25,20 @@ func (p *podProcesses) OfClaim(_ context.Context, namespace, name string) ([]int
 	return p.pids[types.UID(namespace+"/"+name)], p.err
 }
 
+// InPods are those of pods or claims.
+func (p *podProcesses) InPods(pids []int) (found []processes.Process) {
+	for pod, in := range p.pids {
+		for _, pid := range in {
+			if slices.Contains(pids, pid) {
+				found = append(found, processes.Process{PID: pid, Name: "python", Pod: pod})
+			}
+		}
+	}
+	return found
+}
+
+func (p *endingProcesses) InPods([]int) []processes.Process { return nil }
+
 func (p *endingProcesses) OfClaim(context.Context, string, string) ([]int, error) { return nil, nil }
 
 // newLeftBed is a node where claim a of the second GPU was unprepared while a process of its pod was left.

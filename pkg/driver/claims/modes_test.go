@@ -201,7 +201,7 @@ func sortedText(lines []string) []string {
 // Programs that give a GPU up for a reset, or that it needs, are no reason to wait.
 func TestModes_Yielding(t *testing.T) {
 	b := newModeBed(t)
-	b.holders = []Holder{{1, "nvidia-persiste"}, {2, "nv-fabricmanage"}}
+	b.holders = []Holder{{1, "nvidia-persiste", ""}, {2, "nv-fabricmanage", ""}}
 	b.wants[0] = true
 	must(t, b.change(0))
 	b.wantMode(0, inMIG)

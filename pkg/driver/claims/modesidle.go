@@ -89,7 +89,7 @@ func (m *Modes) checkUnused(ctx context.Context, b *backend, g *gpu.GPU, ends *e
 	return nil
 }
 
-// unyielding removes the programs that may keep a GPU open.
+// unyielding removes the programs that may keep a GPU open, by their names, which is not certain: see heldBy.
 func unyielding(holders []Holder) []Holder {
 	return slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
 }

@@ -24,7 +24,7 @@ var modeUses = map[string]struct {
 }{
 	"claim":              {func(b *modeBed) { mustPrepare(b.t, b.Preparer, deviceClaim("c", b.name(0))) }, "allocated to claims", true},
 	"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is not prepared yet", false},
-	"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)", false},
+	"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine", ""}} }, "in use: open in nv-hostengine (process 4711)", false},
 	"process": {func(b *modeBed) {
 		_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
 	}, "processes [71]", false},
@@ -43,8 +43,13 @@ var modeUses = map[string]struct {
 	"kernel client": {func(b *modeBed) {
 		_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
 		b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
-		b.holders = []Holder{{2, "nv-fabricmanage"}}
+		b.holders = []Holder{{2, "nv-fabricmanage", ""}}
 	}, "nvidia_drm has", false},
+	"process of a pod by the name of one that yields": {func(b *modeBed) {
+		_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
+		b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
+		b.holders = []Holder{{2, "nv-fabricmanage", ""}, {4711, "nvidia-persiste", "pod-uid"}}
+	}, "open in nvidia-persiste (process 4711, pod pod-uid)", false},
 	"others must be reset with it": {func(b *modeBed) {
 		_ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true)
 	}, "can be reset only together with GPUs [1 2 3 4 5 6 7]", false},
@@ -101,8 +106,8 @@ func TestModes_HeldByPods(t *testing.T) {
 		held bool
 	}{
 		"pods":                    {func(*modeBed) {}, true},
-		"pods, and persistence":   {func(b *modeBed) { b.holders = append(b.holders, Holder{1, "nvidia-persiste"}) }, true},
-		"a process of the host":   {func(b *modeBed) { b.holders = append(b.holders, Holder{73, "nv-hostengine"}) }, false},
+		"pods, and persistence":   {func(b *modeBed) { b.holders = append(b.holders, Holder{1, "nvidia-persiste", ""}) }, true},
+		"a process of the host":   {func(b *modeBed) { b.holders = append(b.holders, Holder{73, "nv-hostengine", ""}) }, false},
 		"a process that computes": {func(b *modeBed) { _ = b.other.Clients().Add(0, python) }, false},
 		"a claim":                 {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, false},
 		"pods cannot be told":     {func(b *modeBed) { b.Modes.InPods = nil }, false},
@@ -114,7 +119,7 @@ func TestModes_HeldByPods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
-			b.holders = []Holder{{71, "nv-hostengine"}, {72, "dcgm-exporter"}}
+			b.holders = []Holder{{71, "nv-hostengine", ""}, {72, "dcgm-exporter", ""}}
 			b.Modes.InPods = func(_ context.Context, pids []int) bool { return slices.Equal(pids, []int{71, 72}) }
 			tt.use(b)
 			b.wants[0] = true
@@ -156,7 +161,7 @@ func TestModes_PartitionsHeldByPods(t *testing.T) {
 				must(t, err)
 			}
 			b.gate.holders = func(_ context.Context, _ *gpu.GPU, part *gpu.Partition) ([]Holder, error) {
-				return append([]Holder{{71, "nv-hostengine"}}, tt.with(part)...), nil
+				return append([]Holder{{71, "nv-hostengine", ""}}, tt.with(part)...), nil
 			}
 			b.Modes.InPods = func(_ context.Context, pids []int) bool { return !slices.Contains(pids, 73) }
 			b.wants[0] = false
@@ -187,7 +192,7 @@ func hostHolds(part *gpu.Partition) []Holder {
 	if part == nil {
 		return nil
 	}
-	return []Holder{{73, "nv-hostengine"}}
+	return []Holder{{73, "nv-hostengine", ""}}
 }
 
 // What Cleave did not create is never destroyed.

@@ -168,7 +168,7 @@ func TestModes_ResetOfFailedGPU(t *testing.T) {
 			must(b.t, tool.simTool.SetPersistence(b.t.Context(), b.session.Node().GPUs[0].PCI, true))
 		}, []string{"in use by another client", "in use by another client", ""}, true},
 		"is open": {func(b *modeBed, _ *failedTool) {
-			b.holders = []Holder{{1, "nvidia-persiste"}, {71, "python"}}
+			b.holders = []Holder{{1, "nvidia-persiste", ""}, {71, "python", ""}}
 		}, []string{"in use: open in python (process 71)"}, false},
 		"may be open": {func(b *modeBed, _ *failedTool) {
 			b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return nil, errors.New("hidden") }

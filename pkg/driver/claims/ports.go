@@ -11,6 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
 
 // Hardware is the access to the node's GPUs that the package needs.
@@ -117,6 +118,8 @@ type Processes interface {
 	OfPods(ctx context.Context, pods []types.UID) ([]int, error)
 	// OfClaim lists the processes of containers that were given a claim, if its pods are unknown.
 	OfClaim(ctx context.Context, namespace, name string) ([]int, error)
+	// InPods returns those of the processes that run in pods, as far as they can be seen.
+	InPods(pids []int) []processes.Process
 }
 
 // DriverSessions distinguishes sessions of the driver: a partition that was created in an earlier one is gone, or was created

@@ -134,7 +134,7 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 
 // checkEnded fails unless all processes of a claim's pods have certainly ended. If some pods may be unknown, no container with a
 // process may have been given the claim. That requires inspecting all containers; most claims, generated for one pod, do not need it.
-// If some pods are certainly unknown, the driver must list no process on the claim's GPUs either.
+// If some pods are certainly unknown, the driver must list no process on the claim's GPUs either, otherwise none of a pod.
 func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	if u.processes == nil {
 		return nil
@@ -153,6 +153,37 @@ func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	}
 	if r.OtherConsumers {
 		return u.checkUnused(ctx, r)
+	}
+	return u.checkPassedOn(ctx, r)
+}
+
+// checkPassedOn fails if the driver lists a process of a pod on a whole GPU that nobody shares with the claim, although the claim's own
+// have ended: a pod can pass its open device files on to another, by a Unix socket, and the device cgroup is asked at open only.
+// Processes of the host, such as an X server, and of pods with admin access do not count. A GPU that is out of reach keeps no pod.
+func (u users) checkPassedOn(ctx context.Context, r *records.Record) error {
+	b := u.gate.backend.Load()
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if b.hardware == nil || d.AdminAccess || d.Partition != nil || d.Share != nil || d.Released {
+			continue
+		}
+		g, err := locate(b, d)
+		if err != nil || g == nil {
+			continue
+		}
+		pids, err := b.hardware.Processes(ctx, g.PCI)
+		if err != nil {
+			continue
+		}
+		var holders []Holder
+		for _, process := range u.processes.InPods(pids) {
+			if !u.ledger.index.on(d.GPU, r.Claim.UID).watchedBy(process.Pod) {
+				holders = append(holders, Holder(process))
+			}
+		}
+		if len(holders) > 0 {
+			return fmt.Errorf("GPU %s is used by %s: %w", d.GPU, listHolders(holders), gpu.ErrInUse)
+		}
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/driver/processes"
 )
 
@@ -63,16 +64,25 @@ func TestReconcile_NotesPods(t *testing.T) {
 func TestUnprepare_ProcessesOfPods(t *testing.T) {
 	claim := claimOn("a", 1)
 	running := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+	another := &podProcesses{pids: map[types.UID][]int{"another": {7}}}
 	tests := map[string]struct {
 		processes Processes
-		kept      bool
+		// onGPU are the processes that the driver lists, unless it fails.
+		onGPU []int
+		err   error
+		admin bool // the other pod has admin access
+		kept  bool
 	}{
 		"running":                              {processes: running, kept: true},
-		"another's":                            {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
+		"another's":                            {processes: another},
 		"ends meanwhile":                       {processes: &endingProcesses{looks: 3}},
 		"not to be seen":                       {processes: &podProcesses{err: processes.ErrHidden}},
 		"not to be read, as a profile says so": {processes: &podProcesses{err: &fs.PathError{Op: "open", Err: fs.ErrPermission}}},
 		"nobody who looks":                     {},
+		"another's on the GPU":                 {processes: another, onGPU: []int{7}, kept: true},
+		"another's on the GPU, which is lost":  {processes: another, onGPU: []int{7}, err: gpu.ErrLost},
+		"an administrator's on the GPU":        {processes: another, onGPU: []int{7}, admin: true},
+		"the host's on the GPU":                {processes: another, onGPU: []int{8}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +90,17 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 				b := newBed(t)
 				b.processes, b.api = test.processes, &fakeAPI{}
 				mustPrepare(t, b.Preparer, claim)
+				if test.admin {
+					watch := claimOf("watch", adminResult("all", 1))
+					watch.Status.ReservedFor[0].UID = "another"
+					mustPrepare(t, b.Preparer, watch)
+				}
+				b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.onGPU, test.err
 				mustUnprepare(t, b.Preparer, claim)
+				if !test.kept && b.hardware.lists > 1 {
+					t.Errorf("the driver was asked %d times who uses the GPU, want once", b.hardware.lists)
+				}
+				b.Recover(t.Context())
 				b.wantKept("unprepared", test.kept)
 				if (b.Ledger.Record("a") != nil) != test.kept {
 					t.Errorf("records %v, want that of claim a: %t", onDisk(t, b.dir), test.kept)

@@ -269,17 +269,17 @@ func TestUnprepare_PartitionHeldByAgent(t *testing.T) {
 	var looked []string
 	b.holders = func(_ context.Context, g *gpu.GPU, part *gpu.Partition) ([]Holder, error) {
 		if part == nil {
-			return []Holder{{1, "dcgm-exporter"}}, nil
+			return []Holder{{1, "dcgm-exporter", ""}}, nil
 		}
 		looked = append(looked, b.name(g.Index, part.ProfileID, part.Placement.Start))
-		return []Holder{{4711, "nv-hostengine"}}, nil
+		return []Holder{{4711, "nv-hostengine", "pod-uid"}}, nil
 	}
 	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 	part := b.prepare("a", b.name(0, 9, 4))[0].Partition
 	b.hold(b.prepare("b", b.name(0, 9, 0))[0], 9) // NVML lists the programs of all partitions
 	agent := sim.Client{PID: 4711, Name: "nv-hostengine", GPUInstance: part.GI, ComputeInstance: -1, Leaked: true}
 	must(t, b.node.Clients().Add(0, agent))
-	wantError(t, b.Unprepare(t.Context(), refOf(deviceClaim("a"))), b.name(0, 9, 4), "open in nv-hostengine (process 4711)", "restart it")
+	wantError(t, b.Unprepare(t.Context(), refOf(deviceClaim("a"))), b.name(0, 9, 4), "open in nv-hostengine (process 4711, pod pod-uid)", "restart it")
 	equal(t, "partitions that were looked at", []string{b.name(0, 9, 4)}, looked)
 	must(t, b.node.Clients().Remove(0, agent.PID))
 	b.unprepare("a")

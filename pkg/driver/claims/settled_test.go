@@ -143,6 +143,8 @@ func (hiddenProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error
 	return nil, processes.ErrHidden
 }
 
+func (hiddenProcesses) InPods([]int) []processes.Process { return nil }
+
 func (hiddenProcesses) OfClaim(context.Context, string, string) ([]int, error) {
 	return nil, processes.ErrHidden
 }

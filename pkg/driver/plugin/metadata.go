@@ -31,9 +31,32 @@ import (
 // that mounts the file, "<driver>_metadata_<claim UID>_<request>.json".
 const metadataDir = "dra-device-metadata"
 
+// formerMetadataDir is the link of an earlier --cdi-dir, where containers that were started before have their metadata.
+const formerMetadataDir = metadataDir + ".before"
+
 // metadataTarget is the target of that link. Container runtimes do not read specs from subdirectories.
 func metadataTarget(c *Config, driver string) string {
 	return filepath.Join(c.CDIDir, driver+"-metadata")
+}
+
+// metadataPlaces returns the directories in which the device metadata of containers is, that of other driver names included: the directory
+// of CDI specs, and those of drivers, where earlier releases had it. It returns none if it may be anywhere, as of another --cdi-dir, which
+// this process does not see.
+func metadataPlaces(c *Config) []string {
+	found, err := filepath.Glob(filepath.Join(c.PluginsDir, "*", metadataDir+"*"))
+	if err != nil {
+		return nil
+	}
+	places := []string{c.CDIDir}
+	for _, path := range found {
+		dir := filepath.Dir(path)
+		to, err := os.Readlink(path)
+		if filepath.Base(path) == formerMetadataDir || err == nil && to != metadataTarget(c, filepath.Base(dir)) {
+			return nil
+		}
+		places = append(places, dir)
+	}
+	return places
 }
 
 // metadataFiles manages device metadata. The helper writes it after a claim's record and removes it after Unprepare;
@@ -55,7 +78,7 @@ func (m *metadataFiles) open(c *Config, driver string) error {
 	//nolint:gosec // containers read it, even as host users without any rights
 	err := os.MkdirAll(target, 0o755)
 	if to, readErr := os.Readlink(link); readErr == nil && to != target { // of another --cdi-dir
-		err = errors.Join(err, os.Remove(link))
+		err = errors.Join(err, os.Rename(link, filepath.Join(filepath.Dir(link), formerMetadataDir)))
 	}
 	if err == nil {
 		err = os.Symlink(target, link)
@@ -207,6 +230,10 @@ func (m *metadataFiles) leftovers(c *Config, driver string) ([]string, error) {
 		return nil, err
 	}
 	left, err := metadataOf(c, driver, claims.Under(driver, all))
+	former := filepath.Join(c.PluginsDir, driver, formerMetadataDir)
+	if _, isNone := os.Lstat(former); isNone == nil && len(all)+len(aside) == 0 { // all containers have ended
+		left = append(left, former)
+	}
 	if err != nil || slices.ContainsFunc(left, func(path string) bool {
 		uid, ours := claimOfMetadata(filepath.Base(path), driver)
 		return ours && slices.Contains(aside, uid)

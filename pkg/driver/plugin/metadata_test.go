@@ -318,6 +318,9 @@ func TestMetadata_DirectoryGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("a")
+	if diff := cmp.Diff([]string{b.config.CDIDir, b.config.pluginDir()}, metadataPlaces(&b.config)); diff != "" {
+		t.Errorf("places of metadata (-want +got):\n%s", diff)
+	}
 	other := b.config
 	other.CDIDir = filepath.Join(filepath.Dir(b.config.CDIDir), "other")
 	if err := new(metadataFiles).open(&other, other.DriverName); err != nil {
@@ -327,6 +330,18 @@ func TestMetadata_DirectoryGone(t *testing.T) {
 	if entries, err := os.ReadDir(metadataTarget(&other, other.DriverName)); err != nil || len(entries) != 1 {
 		t.Errorf("the link does not lead to the new directory: %v, %v", entries, err)
 	}
+	wantPlaces := func(when string, want []string) { // everywhere until no container can have the earlier directory's
+		t.Helper()
+		new(metadataFiles).sweep(t.Context(), &other, other.DriverName)
+		if diff := cmp.Diff(want, metadataPlaces(&other)); diff != "" {
+			t.Errorf("places of metadata %s (-want +got):\n%s", when, diff)
+		}
+	}
+	wantPlaces("with claims", nil)
+	if err := errors.Join(os.RemoveAll(b.config.CDIDir), b.store.Remove("uid-a"), b.store.Remove("uid-b")); err != nil {
+		t.Fatal(err)
+	}
+	wantPlaces("without claims", []string{other.CDIDir, other.pluginDir()})
 }
 
 // A claim whose metadata cannot be written is prepared all the same, and counted.

@@ -109,7 +109,7 @@ func (s *service) open(ctx context.Context) error {
 
 // podProcesses finds the processes of the node's pods.
 func podProcesses(c *Config) *processes.Pods {
-	return processes.NewPods(c.CgroupRoot, types.UID(c.PodUID))
+	return processes.NewPods(c.CgroupRoot, types.UID(c.PodUID), func() []string { return metadataPlaces(c) })
 }
 
 // openPolicy reads the policy that was active when the previous plugin ended.

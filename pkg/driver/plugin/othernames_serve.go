@@ -199,7 +199,7 @@ func removeName(ctx context.Context, c *Config, driver string) error {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}
-	for _, d := range []string{metadataTarget(c, driver), filepath.Join(dir, metadataDir), dir} {
+	for _, d := range []string{metadataTarget(c, driver), filepath.Join(dir, metadataDir), filepath.Join(dir, formerMetadataDir), dir} {
 		_ = os.Remove(d) // stays if it is a mount, or another driver's
 	}
 	return errors.Join(errs...)

@@ -4,21 +4,18 @@ package processes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 )
 
 // OfClaim lists processes of containers with a claim: some, if any are left. They have the claim's device metadata mounted
 // (k8s.io/dynamic-resource-allocation/kubeletplugin v0.37.2, metadata.go: .../<namespace>_<name>/<request>/metadata.json below a
-// directory whose name ends in "metadata"), which /proc/PID/mountinfo shows without privilege. It is for claims whose pods are not
-// all known.
+// directory whose name ends in "metadata"), which /proc/PID/mountinfo shows without privilege. A tenant can mount a path of that name,
+// too, such as a subPath of its own volume: only one below the directories of metadata counts. It is for claims whose pods are not all
+// known.
 func (p *Pods) OfClaim(ctx context.Context, namespace, name string) ([]int, error) {
 	byMark, err := p.claims.join(ctx, []string{"-metadata/" + namespace + "_" + name + "/"})
 	return flatten(byMark), err
@@ -29,9 +26,13 @@ func (p *Pods) OfClaim(ctx context.Context, namespace, name string) ([]int, erro
 // not show the processes of pods, it inspects all processes of the table.
 func (p *Pods) byMark(ctx context.Context, marks []string) (map[string][]int, error) {
 	found := map[string][]int{}
+	places := p.table.placesOf(p.metadata())
 	// ask reports whether a process could be inspected: one that has just ended cannot.
 	ask := func(pid int) (bool, error) {
-		given, err := p.table.mounted(pid, marks)
+		if err := ctx.Err(); err != nil {
+			return false, fmt.Errorf("look at what the containers of the node have mounted: %w", err)
+		}
+		given, err := p.table.mounted(pid, marks, places)
 		if gone(err) {
 			return false, nil
 		}
@@ -114,44 +115,4 @@ func (g group) members() ([]int, error) {
 		return nil, fs.SkipDir
 	}
 	return idsIn(g.dir, threadsFile)
-}
-
-// mounted returns the marks that occur in the path of a file mounted for a process. The path is the fourth field (proc(5),
-// /proc/PID/mountinfo).
-func (t Table) mounted(pid int, marks []string) ([]string, error) {
-	data, err := t.mounts(pid)
-	if err != nil {
-		return nil, err
-	}
-	var found []string
-	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(line, " ", 5)
-		for _, mark := range marks {
-			if len(fields) == 5 && strings.Contains(fields[3], mark) && !slices.Contains(found, mark) {
-				found = append(found, mark)
-			}
-		}
-	}
-	return found, nil
-}
-
-// mounts reads the mounts of a process, from its first thread that has any: EINVAL is of one that has closed its files, some time before it
-// is a zombie (Linux, fs/proc_namespace.c, mounts_open_common; kernel/exit.c, do_exit: exit_files before exit_task_namespaces).
-func (t Table) mounts(pid int) ([]byte, error) {
-	dir := filepath.Join(t.proc, strconv.Itoa(pid))
-	data, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
-	if !errors.Is(err, syscall.EINVAL) {
-		return data, err
-	}
-	threads, err := os.ReadDir(filepath.Join(dir, "task"))
-	if err != nil {
-		return nil, err
-	}
-	for _, thread := range threads {
-		data, err := os.ReadFile(filepath.Join(dir, "task", thread.Name(), "mountinfo"))
-		if !errors.Is(err, syscall.EINVAL) && !gone(err) {
-			return data, err
-		}
-	}
-	return nil, fmt.Errorf("read the mounts of process %d: no thread has any: %w", pid, syscall.ESRCH)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Process is a process of the host.
@@ -24,6 +26,8 @@ type Process struct {
 	PID int
 	// Name is the kernel's name of it, at most 15 bytes (proc(5), /proc/PID/comm), with ? for unprintable characters.
 	Name string
+	// Pod is its pod's UID; empty for processes of the host.
+	Pod types.UID
 }
 
 // String is such as "4711 (nv-hostengine)".
@@ -62,17 +66,23 @@ func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		open, err := t.hasOpen(pid, numbers)
+		open, err := t.hasOpen(ctx, pid, numbers)
 		if err != nil {
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
 		if open {
-			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // the process may have just ended
-			found = append(found, Process{pid, printable(strings.TrimSpace(string(comm)))})
+			found = append(found, t.process(pid))
 		}
 	}
 	slices.SortFunc(found, func(a, b Process) int { return a.PID - b.PID })
 	return found, unread
+}
+
+// process describes a process, which may have just ended.
+func (t Table) process(pid int) Process {
+	comm, _ := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "comm"))
+	cgroup, _ := t.cgroup(pid)
+	return Process{pid, printable(strings.TrimSpace(string(comm))), PodOf(cgroup)}
 }
 
 // printable replaces control characters: processes, even a tenant's, choose their own names.
@@ -85,22 +95,32 @@ func printable(name string) string {
 	}, name)
 }
 
-// hasOpen reports whether a process has a device open, under any path: containers have their own device files.
-func (t Table) hasOpen(pid int, numbers []uint64) (bool, error) {
-	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
+// hasOpen reports whether a process has a device open, under any path: containers have their own device files. A process may have
+// billions of files open: they are listed in parts.
+func (t Table) hasOpen(ctx context.Context, pid int, numbers []uint64) (bool, error) {
+	dir, err := os.Open(filepath.Join(t.proc, strconv.Itoa(pid), "fd"))
 	if gone(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	for _, e := range entries {
-		if number, ok := deviceOf(filepath.Join(dir, e.Name())); ok && slices.Contains(numbers, number) {
-			return true, nil
+	defer dir.Close()
+	for ctx.Err() == nil {
+		names, err := dir.Readdirnames(1024)
+		if errors.Is(err, io.EOF) || gone(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		for _, name := range names {
+			if number, ok := deviceOf(filepath.Join(dir.Name(), name)); ok && slices.Contains(numbers, number) {
+				return true, nil
+			}
 		}
 	}
-	return false, nil
+	return false, ctx.Err()
 }
 
 // deviceOf is the number of the character device that a link of /proc/PID/fd points to. It uses only cached attributes, and skips

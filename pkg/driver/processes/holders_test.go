@@ -3,10 +3,13 @@
 package processes
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -71,8 +74,36 @@ func TestTable_HoldingHostileName(t *testing.T) {
 	must(t, os.WriteFile(program, data, 0o700))
 	pid, _ := hold(t, program, path)
 	found, err := Table{proc: "/proc", self: os.Getpid()}.Holding(t.Context(), path)
-	if want := (Process{pid, "a?I0101?[2J?"}); !slices.Contains(found, want) { // others may read random numbers, too
+	if want := (Process{PID: pid, Name: "a?I0101?[2J?"}); !slices.Contains(found, want) { // others may read random numbers, too
 		t.Errorf("got %+q, %v, want %+q", found, err, want)
+	}
+}
+
+// budget is a context that ends after so many questions.
+type budget struct {
+	context.Context
+	left int
+}
+
+func (b *budget) Err() error {
+	if b.left--; b.left < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// A process can have any number of files open: whoever has given up waiting does not list them all.
+func TestTable_HoldingManyFiles(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "7", "fd")
+	must(t, os.MkdirAll(dir, 0o700))
+	for i := range 3000 {
+		must(t, os.Symlink("/tmp", filepath.Join(dir, strconv.Itoa(i))))
+	}
+	table := Table{proc: filepath.Dir(filepath.Dir(dir)), self: 4}
+	for left, want := range map[int]error{3: context.DeadlineExceeded, 100: nil} {
+		if found, err := table.HoldingDevices(&budget{t.Context(), left}, unix.Mkdev(1, 3)); len(found) > 0 || !errors.Is(err, want) {
+			t.Errorf("got %v, %v, want %v", found, err, want)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -18,18 +19,25 @@ type Pods struct {
 	scans   scans[types.UID]
 	// claims are scans for the containers of claims.
 	claims scans[string]
+	// metadata returns the directories of the claims' device metadata; none if they are not known.
+	metadata func() []string
 
 	mu sync.Mutex
 	// left are the processes of pods from the last scan of the process table. While one of them runs, no new scan is needed.
 	left map[types.UID][]int
 }
 
-// NewPods looks for the node's pods below the mount of the host's cgroups. own is the UID of this process's pod; empty outside of
-// pods.
-func NewPods(mount string, own types.UID) *Pods { return newPods(Host(), mount, own) }
+// NewPods looks for the node's pods below the mount of the host's cgroups, and for what containers have been given in the directories
+// of device metadata, or everywhere if there are none. own is the UID of this process's pod; empty outside of pods.
+func NewPods(mount string, own types.UID, metadata func() []string) *Pods {
+	p := newPods(Host(), mount, own)
+	p.metadata = metadata
+	return p
+}
 
 func newPods(table Table, mount string, own types.UID) *Pods {
-	p := &Pods{table: table, cgroups: cgroups{mount: mount, own: own, self: table.self}, left: map[types.UID][]int{}}
+	p := &Pods{table: table, cgroups: cgroups{mount: mount, own: own, self: table.self}, left: map[types.UID][]int{},
+		metadata: func() []string { return nil }}
 	p.scans = scans[types.UID]{turn: make(chan struct{}, 1), look: table.byPod}
 	p.claims = scans[string]{turn: make(chan struct{}, 1), look: p.byMark}
 	return p
@@ -59,6 +67,16 @@ func (p *Pods) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	return flatten(byPod), nil
 }
 
+// InPods returns those of the processes that run in pods; none if this process cannot see them.
+func (p *Pods) InPods(pids []int) (found []Process) {
+	for _, pid := range pids {
+		if one := p.table.process(pid); p.table.self != 1 && one.Pod != "" {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
 // stillLeft are the previously found processes that still run.
 func (p *Pods) stillLeft(pods []types.UID) []int {
 	p.mu.Lock()
@@ -75,6 +93,10 @@ func (p *Pods) stillLeft(pods []types.UID) []int {
 	slices.Sort(found)
 	return slices.Compact(found)
 }
+
+// scanTimeout bounds a scan, so that two fit in a call of the kubelet, which lasts 45 seconds at most (defaultClientCallTimeout of
+// k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin v1.37.1, dra_plugin.go).
+const scanTimeout = 15 * time.Second
 
 // scans looks for processes, by pods or by marks of claims, once for all waiting callers.
 type scans[K comparable] struct {
@@ -133,6 +155,8 @@ func (s *scans[K]) run(ctx context.Context, mine *scan[K]) {
 	}
 	s.next = nil
 	s.mu.Unlock()
-	mine.found, mine.err = s.look(context.WithoutCancel(ctx), mine.of) // on behalf of all waiting callers
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), scanTimeout) // on behalf of all waiting callers
+	defer cancel()
+	mine.found, mine.err = s.look(ctx, mine.of)
 	close(mine.done)
 }

@@ -221,31 +221,6 @@ func TestPods_Scans(t *testing.T) {
 	}
 }
 
-// Containers that have been given a claim have its metadata mounted.
-func TestPods_OfClaim(t *testing.T) {
-	in := "0::/kubepods/pod" + string(podA) + "/c\n"
-	table := write(t, map[string]string{"1": "0::/init.scope\n", "7": in, "8": in, "9": in, "10": in + zombie, "11": in})
-	mount := func(root string) string {
-		return "31 30 0:27 / /dev rw - tmpfs tmpfs rw\n32 30 0:26 " + root + " /m ro - tmpfs tmpfs rw\n"
-	}
-	for pid, root := range map[string]string{
-		"1": "/cdi/gpu.cleave.dev-metadata/ns_a/gpu/metadata.json", "7": "/cdi/gpu.cleave.dev-metadata/ns_a/gpu/metadata.json",
-		"8": "/cdi/gpu.cleave.dev-metadata/ns_a-b/gpu/metadata.json", "9": "/x/dra-device-metadata/ns_a/gpu/metadata.json//deleted",
-		"10": "/cdi/gpu.cleave.dev-metadata/ns_a/gpu/metadata.json",
-	} {
-		must(t, os.WriteFile(filepath.Join(table.proc, pid, "mountinfo"), []byte(mount(root)), 0o600))
-	}
-	p := newPods(table, t.TempDir(), "")
-	got, err := p.OfClaim(t.Context(), "ns", "a")
-	if diff := cmp.Diff([]int{7, 9}, got); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
-	p.table.self = 1
-	if _, err := p.OfClaim(t.Context(), "ns", "a"); !errors.Is(err, ErrHidden) {
-		t.Errorf("got %v, want %v", err, ErrHidden)
-	}
-}
-
 // One process of each container is asked, and only where the cgroups do not say which those are, the process table.
 func TestPods_OfClaimInCgroups(t *testing.T) {
 	const with, without, own = "cdi.gpu-metadata/ns_a/gpu/metadata.json", "cdi.gpu-metadata/ns_b/gpu/metadata.json", "kubepods/pod" + string(ownPod)
