@@ -166,6 +166,8 @@ func (f *fakeNode) Want(wanted []nodeslices.Slice) {
 
 func (f *fakeNode) Arrived() bool { return true }
 
+func (f *fakeNode) Handed() (all bool, last time.Time) { return true, time.Time{} }
+
 func (f *fakeNode) Warn(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
 func (f *fakeNode) Note(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
 func (f *fakeNode) Report(s Status)       { f.set(func() { f.status = s }) }
