@@ -35,8 +35,8 @@ type Hardware interface {
 	SyncInventory(ctx context.Context, node *gpu.Node)
 	// RereadLinks schedules a refresh of the NVLinks.
 	RereadLinks()
-	// Close releases the driver. It is idempotent.
-	Close(ctx context.Context)
+	// Close releases the driver. It is idempotent, and fails while a call keeps the driver in use.
+	Close(ctx context.Context) error
 }
 
 // Claims is the part of the claims engine that the loop needs.

@@ -303,7 +303,7 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	hw := &hardware{Session: session, closed: newClosedGPU()}
-	defer hw.end(t.Context())
+	defer func() { _ = hw.end(t.Context()) }()
 	b.names.useHardware(hw)
 	b.want("none is among them", "", false)
 	b.published("gpu-0000-99-00-0", session.Node().GPUs[0].PCI.DeviceName()+"-timeslice")
