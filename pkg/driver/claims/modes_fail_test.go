@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -26,6 +28,23 @@ type plannedHardware struct {
 }
 
 func (p plannedHardware) Node() *policy.Node { return p.node }
+
+// A large cluster, or a slow API server, only delays a change.
+func TestModes_ListedSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newModeBed(t)
+		b.Modes.Claims = func(ctx context.Context, _ func(*resourceapi.ResourceClaim) bool) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Minute):
+				return nil
+			}
+		}
+		b.wants[0] = true
+		must(t, b.change(0))
+	})
+}
 
 // A claim that is allocated while the GPU is being closed is seen before the reset; one that comes later is named.
 func TestModes_AllocatedMeanwhile(t *testing.T) {

@@ -31,6 +31,14 @@ type unanswered struct {
 	err   error
 }
 
+// SilentError is an error of a supervisor that did not answer, or that is not asked again yet. Its text differs between attempts.
+type SilentError struct{ Err error }
+
+func (e *SilentError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *SilentError) Unwrap() error { return e.Err }
+
 // anyServer stands for all servers of the node.
 const anyServer = ""
 
@@ -52,6 +60,7 @@ func (s *Shares) ask(ctx context.Context, server string, call func() error) erro
 	if _, silent := s.sharing.ServedMPS(ctx); silent != nil {
 		server = anyServer
 	}
+	err = &SilentError{err}
 	s.silence.note(server, err)
 	return err
 }
@@ -64,7 +73,8 @@ func (s *silence) of(server string) error {
 	if !time.Now().Before(last.until) {
 		return nil
 	}
-	return fmt.Errorf("the MPS supervisor has not answered and is not asked before %s: %w", last.until.UTC().Format(time.RFC3339), last.err)
+	return &SilentError{fmt.Errorf("the MPS supervisor has not answered and is not asked before %s: %w",
+		last.until.UTC().Format(time.RFC3339), last.err)}
 }
 
 func (s *silence) note(server string, err error) {

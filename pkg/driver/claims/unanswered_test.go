@@ -75,6 +75,19 @@ func TestUnprepare_SupervisorFrozen(t *testing.T) {
 	})
 }
 
+// Both the call without an answer and those that are not made for that reason tell so.
+func TestShares_SilentError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Shares{sharing: frozenSharing{}}
+		for attempt := range 3 {
+			err := s.ask(t.Context(), "a", func() error { return s.sharing.StopMPS(t.Context(), "uid", "a") })
+			if silent := (*SilentError)(nil); !errors.As(err, &silent) {
+				t.Errorf("attempt %d: got %v, want a SilentError", attempt, err)
+			}
+		}
+	})
+}
+
 // The supervisor takes long for some GPUs, whose servers hang in the driver. It serves the others, and no pod waits for long.
 func TestShares_ServersHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

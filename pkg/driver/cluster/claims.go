@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -52,11 +53,17 @@ func (c Claims) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.Res
 	return found, nil
 }
 
-// Each calls a function for the claims of all namespaces, page by page, for as long as it returns true.
+// Each calls a function for the claims of all namespaces, page by page, for as long as it returns true. Each claim that is there all
+// the time is visited once, with its state at some time since the call: where pages take so long that the API server no longer has
+// the version of the first, the others are of a later one (ListOptions of k8s.io/apimachinery/pkg/apis/meta/v1, Continue).
 func (c Claims) Each(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error {
 	opts := metav1.ListOptions{Limit: pageSize}
 	for {
 		page, err := c.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
+		if later := laterVersion(err); later != "" && opts.Continue != "" {
+			opts.Continue = later
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -69,4 +76,12 @@ func (c Claims) Each(ctx context.Context, visit func(claim *resourceapi.Resource
 			return nil
 		}
 	}
+}
+
+// laterVersion is the token with which a list goes on in a later version; empty if it has not expired.
+func laterVersion(err error) string {
+	if status := apierrors.APIStatus(nil); apierrors.IsResourceExpired(err) && errors.As(err, &status) {
+		return status.Status().Continue
+	}
+	return ""
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,14 +56,19 @@ func TestClaims_Claim(t *testing.T) {
 
 func TestClaims_ClaimByUID(t *testing.T) {
 	client, claims := fakeAPIServer(), claimsOf("a", "b")
+	expired := apierrors.NewResourceExpired("too old")
+	expired.ErrStatus.Continue = "3"
 	pages := map[string]*resourceapi.ResourceClaimList{
 		"":  {ListMeta: metav1.ListMeta{Continue: "2"}, Items: []resourceapi.ResourceClaim{*claims[0]}},
-		"2": {Items: []resourceapi.ResourceClaim{*claims[1]}},
+		"3": {Items: []resourceapi.ResourceClaim{*claims[1]}},
 	}
 	var asked []string
 	client.PrependReactor("list", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		from := a.(clienttesting.ListActionImpl).ListOptions.Continue
 		asked = append(asked, a.GetNamespace()+from)
+		if from == "2" {
+			return true, nil, expired
+		}
 		return true, pages[from], nil
 	})
 	for uid, want := range map[types.UID]*resourceapi.ResourceClaim{"b": claims[1], "z": nil} {
@@ -71,7 +77,7 @@ func TestClaims_ClaimByUID(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("claim %s: %v (-want +got):\n%s", uid, err, diff)
 		}
-		if diff := cmp.Diff([]string{"", "2"}, asked); diff != "" {
+		if diff := cmp.Diff([]string{"", "2", "3"}, asked); diff != "" {
 			t.Errorf("pages of all namespaces asked for (-want +got):\n%s", diff)
 		}
 	}

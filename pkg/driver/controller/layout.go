@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,9 +55,14 @@ func hasFormer(node *policy.Node, o *Observed) bool {
 	})
 }
 
-// considerLayoutProblems reports obstacles to layouts when they have changed.
+// considerLayoutProblems reports obstacles to layouts when they have changed. The processes that use a GPU may be others at each attempt.
 func (p *Plan) considerLayoutProblems(o *Observed) {
-	now := describeProblems(o.LayoutProblems)
+	now := describeProblems(o.LayoutProblems, func(err error) string {
+		if errors.Is(err, gpu.ErrInUse) {
+			return gpu.ErrInUse.Error()
+		}
+		return err.Error()
+	})
 	if now == p.Memory.Layouts {
 		return
 	}
@@ -70,14 +76,14 @@ func (p *Plan) considerLayoutProblems(o *Observed) {
 		p.report(Report{Log: "GPU is not partitioned as the policy wants", Err: problem.Err,
 			Values: []any{"gpu", problem.GPU, "retryEvery", finishEvery}})
 	}
-	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: now})
+	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: describeProblems(o.LayoutProblems, error.Error)})
 }
 
 // describeProblems joins all problems in one line; empty without any.
-func describeProblems(problems []LayoutProblem) string {
+func describeProblems(problems []LayoutProblem, words func(error) string) string {
 	var all []string
 	for _, p := range problems {
-		all = append(all, fmt.Sprintf("%s: %v", p.GPU, p.Err))
+		all = append(all, fmt.Sprintf("%s: %s", p.GPU, words(p.Err)))
 	}
 	return strings.ReplaceAll(strings.Join(all, "; "), "\n", ", ")
 }

@@ -35,8 +35,8 @@ type Hardware interface {
 	SyncInventory(ctx context.Context, node *gpu.Node)
 	// RereadLinks schedules a refresh of the NVLinks.
 	RereadLinks()
-	// Close releases the driver. It is idempotent.
-	Close(ctx context.Context)
+	// Close releases the driver. It is idempotent, and fails while a call keeps the driver in use.
+	Close(ctx context.Context) error
 }
 
 // Claims is the part of the claims engine that the loop needs.
@@ -80,10 +80,12 @@ type Claims interface {
 	EndSession(ctx context.Context) error
 }
 
-// Publisher writes slices to the API server. Want does not wait; Arrived reports whether the last wanted slices are there.
+// Publisher writes slices to the API server. Want does not wait; Arrived reports whether the last wanted slices are there, Handed whether
+// all of them are being written, and when one last began or ended.
 type Publisher interface {
 	Want(wanted []nodeslices.Slice)
 	Arrived() bool
+	Handed() (all bool, last time.Time)
 }
 
 // Events writes Events about the node. Methods do not block.
@@ -331,6 +333,10 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Working, o.Recovered, o.LayoutProblems = l.work.state()
 	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
+	if o.Ready {
+		all, last := l.Publisher.Handed()
+		o.Writing, o.Written = !all, last
+	}
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it
 	o.Unlisted = o.Listed.IsZero()
 	// Other driver names first: their allocations must be among Allocations before these names cease to hold.

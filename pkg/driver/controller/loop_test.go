@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +35,7 @@ type fakeNode struct {
 	occupied  []string
 	records   []*records.Record
 	endErr    error
+	closeErr  error
 	modeErr   error
 	limitErr  error
 	locked    chan struct{} // closed when the lock of a GPU is free; nil while it is
@@ -117,8 +117,12 @@ func (f fakeHardware) SyncInventory(context.Context, *gpu.Node) {
 	f.note("syncInventory")
 	f.await(&f.hangs)
 }
-func (f fakeHardware) RereadLinks()          { f.note("links") }
-func (f fakeHardware) Close(context.Context) { f.set(func() { f.closed = true }) }
+func (f fakeHardware) RereadLinks() { f.note("links") }
+func (f fakeHardware) Close(context.Context) error {
+	f.note("close")
+	f.set(func() { f.closed = f.closeErr == nil })
+	return read(f.fakeNode, &f.closeErr)
+}
 
 type fakeClaims struct{ *fakeNode }
 
@@ -180,6 +184,8 @@ func (f *fakeNode) Want(wanted []nodeslices.Slice) {
 }
 
 func (f *fakeNode) Arrived() bool { return true }
+
+func (f *fakeNode) Handed() (all bool, last time.Time) { return true, time.Time{} }
 
 func (f *fakeNode) Warn(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
 func (f *fakeNode) Note(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
@@ -336,11 +342,19 @@ func TestLoop_Release(t *testing.T) {
 		if got, want := f.took(), "waiting quiesce end"; got != want || read(f, &f.closed) {
 			t.Errorf("the session cannot be ended: got %q, closed %t; want %q, and the driver in use", got, read(f, &f.closed), want)
 		}
-		f.set(func() { f.endErr = nil })
-		<-time.After(l.DriverRetry)
-		synctest.Wait()
-		if got := f.took(); got != "end released" || !read(f, &f.closed) {
-			t.Errorf("got %q, closed %t, want the session ended and the driver released", got, read(f, &f.closed))
+		f.set(func() { f.endErr, f.closeErr = nil, gpu.ErrHangs })
+		for _, want := range []string{"end released close", "close", "close released waiting", ""} {
+			<-time.After(l.DriverRetry)
+			synctest.Wait()
+			if got := f.took(); got != want {
+				t.Errorf("got %q, want %q: the session is ended once, and the driver released once no call hangs", got, want)
+			}
+			if err := read(f, &f.driver); want == "close" {
+				if !errors.Is(err, gpu.ErrHangs) {
+					t.Errorf("got readiness %v, want why the driver is not released", err)
+				}
+				f.set(func() { f.closeErr = nil })
+			}
 		}
 		f.set(func() { f.state.Node.ReleaseDriver, f.missing = false, gpu.ErrDriverNotLoaded }) // it is being replaced
 		l.Mark(Cluster)
@@ -368,8 +382,8 @@ func TestLoop_Release(t *testing.T) {
 		if err := <-done; !errors.Is(err, ErrDriverAvailable) { // the clock of the bubble goes on to the next attempt
 			t.Errorf("got %v, want %v", err, ErrDriverAvailable)
 		}
-		want := []string{"DriverReleased", "DriverNotReleased", "DriverAvailable"}
-		if diff := cmp.Diff(want, slices.Compact(read(f, &f.events))); diff != "" {
+		want := []string{"DriverReleased", "DriverNotReleased", "DriverNotReleased", "DriverReleased", "DriverAvailable"}
+		if diff := cmp.Diff(want, read(f, &f.events)); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}
 	})

@@ -128,6 +128,9 @@ type Observed struct {
 	// answer, unless it is known to have accepted one since; zero for never.
 	Arrived     bool
 	WriteFailed time.Time
+	// Writing is set while slices wait for the writes of others. Written is when a write last began, or was seen to end.
+	Writing bool
+	Written time.Time
 
 	// Conditions are the GPUs' health problems, the worst first.
 	Conditions map[gpu.PCIAddress][]health.Condition

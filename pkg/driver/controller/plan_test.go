@@ -4,6 +4,7 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +25,10 @@ import (
 func TestDesired(t *testing.T) {
 	away := errors.New("connection refused")
 	const layout = "rules: [{mig: {layout: {1g.10gb: 7}}}]"
-	inUse := []LayoutProblem{{"gpu-0", errors.New("in use by process 1")}}
+	usedBy := func(pid int) []LayoutProblem {
+		return []LayoutProblem{{"gpu-0", fmt.Errorf("%w by process %d", gpu.ErrInUse, pid)}}
+	}
+	inUse := usedBy(1)
 	tests := map[string]struct {
 		policy  string
 		before  func(b *bed) // before the node is brought in line
@@ -51,6 +55,8 @@ func TestDesired(t *testing.T) {
 		"finished": {before: func(b *bed) { b.Unfinished = true }, change: func(b *bed) { b.Unfinished = false }, changed: Allocations, work: "leave MIG mode"},
 		"layout problem": {policy: layout, change: func(b *bed) { b.LayoutProblems = inUse }, work: "",
 			events: []string{"Warning LayoutNotApplied"}, look: finishEvery},
+		"layout problem, another process": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse },
+			change: func(b *bed) { b.LayoutProblems = usedBy(2) }, look: finishEvery},
 		"layout problem for long": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.Now = b.Now.Add(finishEvery) },
 			work: "recover, leave MIG mode, layouts", look: finishEvery},
 		"layout problem solved": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.LayoutProblems = nil },

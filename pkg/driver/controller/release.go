@@ -88,7 +88,6 @@ func (l *Loop) Release(ctx context.Context, why error) error {
 	}
 	// Not before: the next plugin waits for the label and ends no session.
 	l.Released(ctx, errors.Is(why, ErrReleaseRequested))
-	l.Hardware.Close(ctx)
 	if err := l.awaitDriver(ctx, why); err != nil {
 		return err
 	}
@@ -102,14 +101,16 @@ func (l *Loop) Release(ctx context.Context, why error) error {
 func (l *Loop) endSession(ctx context.Context) error {
 	tick := time.NewTicker(l.DriverRetry)
 	defer tick.Stop()
+	reported := ""
 	for {
 		err := l.Claims.EndSession(ctx)
 		if err == nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(err, "The NVIDIA driver cannot be released yet; retrying")
-		l.Reporter.Driver(err)
-		l.Events.Warn(reasonDriverNotReleased, err.Error())
+		if err.Error() != reported {
+			reported = err.Error()
+			l.notReleased(ctx, err)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -118,17 +119,36 @@ func (l *Loop) endSession(ctx context.Context) error {
 	}
 }
 
-// awaitDriver returns once the driver can be used, or ctx ends. Each new reason is reported.
+func (l *Loop) notReleased(ctx context.Context, err error) {
+	klog.FromContext(ctx).Error(err, "The NVIDIA driver cannot be released yet; retrying")
+	l.Reporter.Driver(err)
+	l.Events.Warn(reasonDriverNotReleased, err.Error())
+}
+
+// awaitDriver closes the driver, and returns once it can be used, or ctx ends. Each new reason is reported.
 func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 	tick := time.NewTicker(l.DriverRetry)
 	defer tick.Stop()
+	closed, retried := false, false
 	for {
-		why := ReleaseReason(l.Sources.Cluster().Node, l.Hardware.Missing())
-		if why == nil {
-			return nil
+		var inUse error
+		if !closed {
+			inUse = l.Hardware.Close(ctx)
+			closed = inUse == nil
 		}
-		if text(why) != text(reported) {
+		why := ReleaseReason(l.Sources.Cluster().Node, l.Hardware.Missing())
+		switch {
+		case why == nil:
+			return nil
+		case inUse != nil && text(inUse) != text(reported):
+			reported, retried = inUse, true
+			l.notReleased(ctx, inUse)
+		case inUse == nil && text(why) != text(reported):
 			reported = why
+			if retried {
+				l.Events.Warn(reasonDriverReleased, why.Error())
+				retried = false
+			}
 			klog.FromContext(ctx).Info("Waiting for the NVIDIA driver", "reason", why, "retryEvery", l.DriverRetry)
 			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
 			l.Claims.SetWaiting(why)

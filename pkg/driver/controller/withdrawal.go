@@ -22,9 +22,10 @@ const (
 	// withdrawSettle is how long the API server must have had the tainted devices before claims are listed: by then schedulers'
 	// watches show the taint, and their earlier decisions are written.
 	withdrawSettle = 5 * time.Second
-	// arriveAtMost is the time after which slices count as arrived though they were never read back unchanged: an API server
-	// without the feature gates for taints or counters silently drops those fields.
-	arriveAtMost = 30 * time.Second
+	// arriveAtMost is the time after the last write began in which slices count as arrived though they were never read back unchanged:
+	// an API server without the feature gates for taints or counters silently drops those fields. By then the API server has answered,
+	// as it ends a request after a minute (--request-timeout of kube-apiserver).
+	arriveAtMost = 65 * time.Second
 	// rewriteAtMost is the longest time from a failed write of slices to the outcome of the next: the publisher has one made after 30 s,
 	// and one that the API server does not answer fails after another 45 (HTTP/2 health checks of k8s.io/apimachinery/pkg/util/net).
 	rewriteAtMost = 2 * time.Minute
@@ -44,12 +45,17 @@ func (w withdrawal) over(o *Observed) bool {
 // settled is when claims can be listed.
 func (w withdrawal) settled() time.Time { return w.Since.Add(withdrawSettle) }
 
-// late is when slices that were not seen to arrive count as arrived. While the API server is unavailable, or refuses them, they may
-// still be pending.
+// late is when slices that were not seen to arrive count as arrived. While they are written one after another, or the API server is
+// unavailable, or refuses them, they may still be pending.
 func (w withdrawal) late(o *Observed) time.Time {
 	from := w.Planned
-	if o.ListFailed.After(from) {
-		from = o.ListFailed
+	if o.Writing {
+		from = o.Now
+	}
+	for _, at := range []time.Time{o.ListFailed, o.Written} {
+		if at.After(from) {
+			from = at
+		}
 	}
 	if rewritten := o.WriteFailed.Add(rewriteAtMost); !o.WriteFailed.IsZero() && rewritten.After(from) {
 		from = rewritten

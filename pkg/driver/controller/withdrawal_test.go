@@ -112,6 +112,24 @@ func TestDesired_WithdrawalNotSeenToArrive(t *testing.T) {
 	}
 }
 
+// Slices are written one after another, each slowly: as long as one is to come, nobody has seen its taint.
+func TestDesired_WithdrawalWrittenSlowly(t *testing.T) {
+	b := newBed(t, "a30")
+	b.step(Inventory | Policies)
+	b.rules("{tiers: [timeSlice]}")
+	for _, pause := range []time.Duration{arriveAtMost, arriveAtMost, arriveAtMost - 1} {
+		b.Writing, b.Written = pause == arriveAtMost, b.Now
+		b.after(pause)
+		if got := b.plan.LookAgain.Sub(b.Now); got <= 0 || !b.Memory.Withdrawal.Since.IsZero() {
+			t.Errorf("since %s, look again after %s; want the slices waited for", b.Memory.Withdrawal.Since, got)
+		}
+	}
+	b.after(1)
+	if !b.Memory.Withdrawal.Since.Equal(b.Now) {
+		t.Errorf("since %s, want %s", b.Memory.Withdrawal.Since, b.Now)
+	}
+}
+
 // Slices are refused, at first often and then less and less often: as long as a write is to come, nobody has seen the taint.
 func TestDesired_WithdrawalRefused(t *testing.T) {
 	b := newBed(t, "hgx-h100")

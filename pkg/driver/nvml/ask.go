@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,8 @@ type calls struct {
 	lib       Library
 	inventory *inventory
 	dogs      *watchdogs
+	// open is openNode.
+	open func(root string, minor int) (*os.File, error)
 	// epoch counts the restarts of the session.
 	epoch atomic.Int64
 

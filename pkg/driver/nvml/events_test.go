@@ -109,7 +109,7 @@ func TestEvents_RestartedMeanwhile(t *testing.T) {
 	lib, s := eventBed(t, 2)
 	e, err := s.Events(t.Context())
 	must(t, err)
-	must(t, s.calls.restart(t.Context(), "", releaseWait, func() { s.calls.reopen(t.Context()) }))
+	must(t, s.calls.restart(t.Context(), "", releaseWait, func(opened nodes) []*watchdog { return s.calls.reopen(t.Context(), opened) }))
 	clear(lib.set.registered)
 	if err := e.register(t.Context(), s.Node().GPUs[1].PCI); !errors.Is(err, errRestarted) || len(lib.set.registered) > 0 {
 		t.Errorf("got %v and %d registered GPUs, want %v", err, len(lib.set.registered), errRestarted)

@@ -5,9 +5,11 @@ package nvml
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -40,13 +42,16 @@ type fakeLibrary struct {
 	Library
 	devices []*fakeDevice
 	errs    map[string]error // by method name
+	mu      sync.Mutex
 	calls   []string
 	called  func(name string) // may be nil
 	set     *fakeEventSet     // the last one
 }
 
 func (l *fakeLibrary) call(name string) error {
+	l.mu.Lock()
 	l.calls = append(l.calls, name)
+	l.mu.Unlock()
 	if l.called != nil {
 		l.called(name)
 	}
@@ -131,7 +136,7 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 func (l *fakeLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
 	for _, d := range l.devices {
 		if at, err := gpu.ParsePCIAddress(d.bus); err == nil && at == pci {
-			return d, l.call("DeviceByPCI")
+			return d, errors.Join(l.call("DeviceByPCI"), d.fail("DeviceByPCI"))
 		}
 	}
 	return nil, gpu.ErrNotFound

@@ -3,14 +3,11 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"reflect"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
@@ -146,38 +143,4 @@ func (v *inventory) wasListed(pci gpu.PCIAddress) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.listed[pci]
-}
-
-// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears down a
-// GPU's state when its last file is closed, and the next open waits for its initialisation (open-gpu-kernel-modules 595.45.04,
-// kernel-open/nvidia/nv.c, nv_close_device). Partitions are restored automatically (the same release,
-// kernel_mig_manager.c:2680-2830).
-func (v *inventory) openNodes(root string) (closeNodes func(), err error) {
-	var files []*os.File
-	closeNodes = func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}
-	if root == "" {
-		return closeNodes, nil // a library without a driver root has no device nodes
-	}
-	node := v.node()
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		if v.isReleased(g.PCI) {
-			continue
-		}
-		f, err := openNode(root, g.Minor)
-		switch {
-		case err == nil:
-			files = append(files, f)
-		case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO), v.absent(g.PCI):
-			// without a kernel driver or a GPU behind the node there is no state to keep
-		default:
-			closeNodes()
-			return nil, fmt.Errorf("keep the GPU at %s open: %w", g.PCI, err)
-		}
-	}
-	return closeNodes, nil
 }

@@ -8,10 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -80,7 +77,7 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.calls.restart(ctx, s.root, changeTimeout, func() {}); err != nil {
+	if err := s.calls.restart(ctx, s.root, changeTimeout, nil); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
 	s.scan.ended = false
@@ -186,10 +183,11 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 	return next
 }
 
-// restart shuts NVML down, initialises it again, and calls begun before any other call. Queued calls fail with errRestarted, or
-// continue with the handles that begun takes. It fails if a running call does not return within wait: nvmlShutdown would free
-// memory in use. No call runs before the restart has ended, even if the caller no longer waits for that.
-func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func()) (err error) {
+// restart shuts NVML down, initialises it again, and calls begun, unless that is nil, before any other call. Queued calls fail with
+// errRestarted, or continue with the handles that begun takes: calls about a GPU whose watchdog it keeps wait until it lets go of that. It
+// fails if a running call does not return within wait: nvmlShutdown would free memory in use. No call runs before the restart has
+// ended, even if the caller no longer waits for that.
+func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func(nodes) (kept []*watchdog)) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("restart the NVML session: %w", err)
@@ -199,9 +197,9 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 	if err != nil {
 		return err
 	}
-	closeNodes, err := c.inventory.openNodes(root)
+	opened, kept, err := c.openNodes(ctx, root)
 	if err != nil {
-		release()
+		release(kept...)
 		return err
 	}
 	c.mu.Lock()
@@ -211,8 +209,8 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 	ending := slices.Clone(c.ending)
 	c.mu.Unlock()
 	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", changeTimeout, true, func() (struct{}, error) {
-		defer release()
-		defer closeNodes()
+		defer func() { release(kept...) }()
+		defer opened.close()
 		for _, e := range open {
 			if err := e.set.Free(); err != nil {
 				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
@@ -227,34 +225,28 @@ func (c *calls) restart(ctx context.Context, root string, wait time.Duration, be
 		if err := c.lib.Init(); err != nil {
 			return struct{}{}, err
 		}
-		begun()
+		if begun != nil {
+			kept = begun(opened)
+		}
 		return struct{}{}, nil
 	})
 	return err
 }
 
-// openNode opens a GPU's device node in the driver root or, if that has no /dev, on the host.
-func openNode(root string, minor int) (*os.File, error) {
-	name := fmt.Sprintf("dev/nvidia%d", minor)
-	f, err := os.OpenFile(filepath.Join(root, name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
-	if errors.Is(err, os.ErrNotExist) && filepath.Clean(root) != "/" {
-		return os.OpenFile(filepath.Join("/", name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
-	}
-	return f, err
-}
-
-// acquireAll blocks all calls until release is called, which counts as hanging after limit. It fails if the running calls do
-// not return within wait.
-func (w *watchdogs) acquireAll(ctx context.Context, wait, limit time.Duration) (release func(), err error) {
+// acquireAll blocks all calls until release is called, which counts as hanging after limit. Those that release is to keep stay blocked.
+// It fails if the running calls do not return within wait.
+func (w *watchdogs) acquireAll(ctx context.Context, wait, limit time.Duration) (release func(keep ...*watchdog), err error) {
 	waiting, cancel := context.WithTimeout(ctx, cmp.Or(wait, time.Second))
 	defer cancel()
 	w.mu.Lock()
 	all := w.all()
 	w.mu.Unlock()
 	var acquired []*watchdog
-	release = func() {
+	release = func(keep ...*watchdog) {
 		for _, dog := range slices.Backward(acquired) {
-			dog.end(ctx)
+			if !slices.Contains(keep, dog) {
+				dog.end(ctx)
+			}
 		}
 	}
 	for _, dog := range all {

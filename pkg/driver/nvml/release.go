@@ -31,7 +31,7 @@ func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	s.inventory.setReleased(pci, true)
 	s.stale.Store(true) // afterwards the next scan takes the handles that cannot be taken here, and reads the indexes, which may change
 	klog.FromContext(ctx).V(4).Info("Closing a GPU", "pci", pci)
-	err := s.calls.restart(ctx, s.root, releaseWait, func() { s.calls.reopen(ctx) })
+	err := s.calls.restart(ctx, s.root, releaseWait, func(opened nodes) []*watchdog { return s.calls.reopen(ctx, opened) })
 	if err != nil {
 		s.inventory.setReleased(pci, false)
 		return fmt.Errorf("close the GPU at %s: %w", pci, err)
@@ -72,25 +72,55 @@ func (s *Session) Usable(g *gpu.GPU) error {
 	return nil
 }
 
-// reopen takes new handles of all GPUs that are not released, after a restart. No other call runs meanwhile. It goes by address, as the
-// restart has changed indexes if a GPU has come or gone.
-func (c *calls) reopen(ctx context.Context) {
+// reopen takes new handles of all GPUs that are not released, after a restart, and closes their device nodes. It goes by address, as the
+// restart has changed indexes if a GPU has come or gone. It does not wait: calls about a GPU wait for it, as the watchdogs that it
+// keeps are held until then, and one that hangs when it is opened has no other wait.
+func (c *calls) reopen(ctx context.Context, opened nodes) (kept []*watchdog) {
 	v := c.inventory
-	handles := map[gpu.PCIAddress]handle{}
+	handles, byDog := map[gpu.PCIAddress]handle{}, map[*watchdog][]func(){}
 	for i := range v.node().GPUs {
-		g := &v.node().GPUs[i]
-		before, err := v.handle(g.PCI)
+		pci := v.node().GPUs[i].PCI
+		before, err := v.handle(pci)
 		if err != nil {
 			continue // released, or there was none
 		}
-		dev, err := c.lib.DeviceByPCI(g.PCI)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", g.PCI)
-			continue // no handle until the next scan
-		}
-		handles[g.PCI] = handle{Device: dev, dog: before.dog, epoch: int(c.epoch.Load())}
+		file := opened[pci]
+		delete(opened, pci)
+		handles[pci] = before
+		byDog[before.dog] = append(byDog[before.dog], func() {
+			c.reopenGPU(ctx, pci, before.dog)
+			_ = file.Close() // which does nothing with one that is nil
+		})
 	}
 	v.replaceHandles(handles)
+	for dog, all := range byDog {
+		kept = append(kept, dog, dog.use)
+		go func() {
+			defer dog.endAll(ctx)
+			for _, reopen := range all {
+				reopen()
+			}
+		}()
+	}
+	return kept
+}
+
+// reopenGPU takes a new handle of a GPU; without one it has none until the next scan.
+func (c *calls) reopenGPU(ctx context.Context, pci gpu.PCIAddress, dog *watchdog) {
+	v := c.inventory
+	dev, err := c.lib.DeviceByPCI(pci)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", pci)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	next := *v.last
+	next.handles = maps.Clone(v.last.handles)
+	delete(next.handles, pci)
+	if err == nil {
+		next.handles[pci] = handle{Device: dev, dog: dog, epoch: int(c.epoch.Load())}
+	}
+	v.last = &next
 }
 
 // outdateEvents ends subscriptions that lack a GPU.

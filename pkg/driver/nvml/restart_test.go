@@ -5,6 +5,9 @@ package nvml
 import (
 	"context"
 	"errors"
+	"os"
+	"slices"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"testing/synctest"
@@ -20,7 +23,10 @@ func TestRestart_SlowCall(t *testing.T) {
 		idle, slow := c.dogs.of(0), c.dogs.of(1)
 		must(t, slow.begin(t.Context(), "a slow call", 30*time.Second))
 		at := time.Now()
-		err := c.restart(t.Context(), "", releaseWait, func() { t.Error("restarted under a call") })
+		err := c.restart(t.Context(), "", releaseWait, func(nodes) []*watchdog {
+			t.Error("restarted under a call")
+			return nil
+		})
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrHangs) || time.Since(at) != releaseWait {
 			t.Errorf("restart = %v after %s", err, time.Since(at))
 		}
@@ -37,7 +43,10 @@ func TestRestart_Hangs(t *testing.T) {
 		end := make(chan struct{})
 		c := &calls{lib: &fakeLibrary{called: hangsIn("Init", end)}, inventory: newInventory(fstest.MapFS{}), dogs: newWatchdogs()}
 		dog, begun := c.dogs.of(0), false
-		if err := c.restart(t.Context(), "", releaseWait, func() { begun = true }); !errors.Is(err, gpu.ErrHangs) {
+		if err := c.restart(t.Context(), "", releaseWait, func(nodes) []*watchdog {
+			begun = true
+			return nil
+		}); !errors.Is(err, gpu.ErrHangs) {
 			t.Errorf("restart = %v", err)
 		}
 		if !dog.busy() || !c.dogs.library.busy() {
@@ -48,6 +57,55 @@ func TestRestart_Hangs(t *testing.T) {
 		if dog.busy() || !begun {
 			t.Error("calls wait after the restart")
 		}
+	})
+}
+
+// hangsWhenOpened is a session with three GPUs, whose second hangs when it is next opened.
+func hangsWhenOpened(t *testing.T) (s *Session, lib *fakeLibrary, end chan struct{}) {
+	lib, end = &fakeLibrary{devices: []*fakeDevice{h100(0), h100(1), h100(2)}}, make(chan struct{})
+	s = openFake(t, lib)
+	lib.devices[1].called = hangsIn("DeviceByPCI", end)
+	return s, lib, end
+}
+
+// wantHanging wants calls about the second GPU to fail with an error, and those about the third to succeed.
+func wantHanging(t *testing.T, s *Session, want error) {
+	t.Helper()
+	gpus := s.Node().GPUs
+	if err := s.VerifyGPU(t.Context(), &gpus[1]); !errors.Is(err, want) {
+		t.Errorf("GPU 1: got %v, want %v", err, want)
+	}
+	must(t, s.VerifyGPU(t.Context(), &gpus[2]))
+}
+
+// A GPU that hangs when it is opened again, for the reset of another, is the only one that hangs.
+func TestRestart_ReopenHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, end := hangsWhenOpened(t)
+		defer synctest.Wait()
+		defer close(end)
+		must(t, s.Release(t.Context(), s.Node().GPUs[0].PCI))
+		wantHanging(t, s, gpu.ErrHangs)
+	})
+}
+
+// So is one whose device node hangs when it is opened, and NVML stays as it is.
+func TestRestart_NodeHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, lib, end := hangsWhenOpened(t)
+		s.root, s.calls.open = "/", func(_ string, minor int) (*os.File, error) {
+			if minor == 1 {
+				<-end
+			}
+			return nil, syscall.ENXIO
+		}
+		if err := s.Release(t.Context(), s.Node().GPUs[0].PCI); !errors.Is(err, gpu.ErrHangs) || slices.Contains(lib.calls, "Shutdown") {
+			t.Errorf("Release = %v, calls %v", err, lib.calls)
+		}
+		wantHanging(t, s, gpu.ErrHangs)
+		close(end)
+		synctest.Wait()
+		wantHanging(t, s, nil)
 	})
 }
 
@@ -72,7 +130,7 @@ func TestRestart_FreesSamples(t *testing.T) {
 	m.put(gpu.PCIAddress{Bus: 1}, &look{samples: map[int]heldSample{gpu.WholeGPU: {freedSample{m, &freed}, "a"}}})
 	m.put(gpu.PCIAddress{Bus: 2}, &look{samples: map[int]heldSample{7: {freedSample{m, &freed}, "b"}, 8: {freedSample{m, &freed}, "c"}}})
 	for range 2 {
-		must(t, c.restart(t.Context(), "", releaseWait, func() {}))
+		must(t, c.restart(t.Context(), "", releaseWait, nil))
 	}
 	if freed != 3 {
 		t.Errorf("%d samples were freed without the lock, want 3", freed)

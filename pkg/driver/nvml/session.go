@@ -100,7 +100,7 @@ func openSession(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, dogs *wa
 func newSession(lib Library, sysfs fs.ReadLinkFS, dogs *watchdogs) *Session {
 	inventory := newInventory(sysfs)
 	return &Session{
-		calls:     &calls{lib: lib, inventory: inventory, dogs: dogs, events: map[*Events]bool{}},
+		calls:     &calls{lib: lib, inventory: inventory, dogs: dogs, open: openNode, events: map[*Events]bool{}},
 		inventory: inventory, profiles: computeProfiles{ids: map[int]int{}},
 	}
 }

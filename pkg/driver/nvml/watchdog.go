@@ -148,6 +148,12 @@ func (w *watchdog) end(ctx context.Context) {
 	<-w.slot
 }
 
+// endAll is end for a GPU, and for the reading of its use.
+func (w *watchdog) endAll(ctx context.Context) {
+	w.end(ctx)
+	w.use.end(ctx)
+}
+
 // expire marks the running call as late if it has missed its deadline.
 func (w *watchdog) expire(ctx context.Context) {
 	w.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/driver/claims"
@@ -19,6 +20,24 @@ const (
 	listRetry       = 2 * time.Second
 	listRetryAtMost = time.Minute
 )
+
+// retry is when to make an attempt again that fails.
+type retry struct {
+	at    time.Time
+	pause time.Duration
+}
+
+func (r *retry) due() bool { return !time.Now().Before(r.at) }
+
+// note notes the outcome of an attempt.
+func (r *retry) note(succeeded bool) {
+	if succeeded {
+		*r = retry{}
+		return
+	}
+	r.pause = min(max(listRetry, 2*r.pause), listRetryAtMost)
+	r.at = time.Now().Add(wait.Jitter(r.pause, 0.2))
+}
 
 // allocations tracks the claims that are allocated devices of the node, alongside the control loop: it lists claims at the start
 // and whenever the loop requests it or another driver name is checked, and reads single claims in between.
@@ -75,20 +94,16 @@ func (a *allocations) due() bool {
 
 // run lists and follows claims until ctx ends.
 func (a *allocations) run(ctx context.Context) {
-	pause, retry := listRetry, time.Time{}
+	var listing retry
 	for ctx.Err() == nil {
-		switch due := a.due(); {
-		case due && time.Now().Before(retry):
-		case !due || a.list(ctx): // or the check of another driver name has listed them
-			pause, retry = listRetry, time.Time{}
-		default:
-			retry, pause = time.Now().Add(pause), min(2*pause, listRetryAtMost)
+		if due := a.due(); !due || listing.due() {
+			listing.note(!due || a.list(ctx)) // or the check of another driver name has listed them
 		}
 		again, err := a.follow(ctx)
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot determine whether a claim is still allocated; its devices stay published")
 		}
-		if !retry.IsZero() && (again.IsZero() || retry.Before(again)) {
+		if retry := listing.at; !retry.IsZero() && (again.IsZero() || retry.Before(again)) {
 			again = retry
 		}
 		a.await(ctx, again)

@@ -32,10 +32,12 @@ const (
 // releaseOperation is the attempt of Recover and Reconcile to release an ended claim.
 const releaseOperation = "release"
 
-// maxClaimEvents bounds the queue of Events, and podsTimeout finding the pods they are about.
+// maxClaimEvents bounds the queue of Events, and podsTimeout finding the pods they are about. An Event whose pods were not found is
+// written again after podsRetry.
 const (
 	maxClaimEvents = 64
 	podsTimeout    = 5 * time.Second
+	podsRetry      = 5 * time.Minute
 )
 
 // claimEvents reports problems of a claim on the claim and on its pods. A nil one reports nothing.
@@ -170,16 +172,24 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 // whether the error names any is part of it. besides are the other errors if a partition is in use.
 func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) {
 	if !errors.As(err, &inUse) {
-		return err.Error(), nil, nil
+		return wordsOf(err), nil, nil
 	}
 	cause = inUse.Device
 	if inUse.Named {
 		cause += " by those named"
 	}
 	if besides = errors.Join(notInUse(err)...); besides != nil {
-		cause += ": " + besides.Error()
+		cause += ": " + wordsOf(besides)
 	}
 	return cause, inUse, besides
+}
+
+// wordsOf is the text of an error, or what does not differ between attempts.
+func wordsOf(err error) string {
+	if silent := (*claims.SilentError)(nil); errors.As(err, &silent) {
+		return "the MPS supervisor does not answer"
+	}
+	return err.Error()
 }
 
 // notInUse returns the joined errors that are not about the use of a partition.
@@ -224,6 +234,16 @@ func (c *claimEvents) settle(all ...attempted) {
 	defer c.mu.Unlock()
 	for _, a := range all {
 		delete(c.reported, a)
+	}
+}
+
+// again has the Event about an attempt written again after podsRetry: each such Event counts for those that the node may still have.
+func (c *claimEvents) again(a attempted) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, ok := c.reported[a]; ok {
+		r.written = c.now().Add(podsRetry - cluster.RepeatAfter)
+		c.reported[a] = r
 	}
 }
 
@@ -275,9 +295,9 @@ func (c *claimEvents) write(ctx context.Context, w warning) {
 	defer cancel()
 	claim, err := c.claims.Claim(ctx, w.claim.Namespace, w.claim.Name)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; leaving it to the next attempt",
+		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; leaving it to a later attempt",
 			"claim", w.claim, "reason", w.reason)
-		c.settle(w.of)
+		c.again(w.of)
 		return
 	}
 	for _, pod := range c.pods.References(w.claim, claim) {

@@ -171,7 +171,7 @@ func TestCauseOf(t *testing.T) {
 	}
 }
 
-// Pods whose Event could not be written, as the API server did not answer, get it with the next attempt.
+// Pods whose Event could not be written, as the API server did not answer, get it with a later attempt.
 func TestClaimEvents_PodsUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c-uid"}}
@@ -183,7 +183,7 @@ func TestClaimEvents_PodsUnknown(t *testing.T) {
 		})
 		c, recorder := startClaimEvents(t, client, nil)
 		const onClaim, onPod = "ResourceClaim ns/c c-uid UnprepareFailed", "Pod ns/p p-uid UnprepareFailed"
-		for _, want := range [][]string{{onClaim}, {onClaim, onPod}, nil} {
+		for _, want := range [][]string{{onClaim}, nil, {onClaim, onPod}, nil} {
 			c.unprepared(records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}, gpu.ErrLost)
 			synctest.Wait()
 			got, _ := recorder.took()
@@ -191,6 +191,7 @@ func TestClaimEvents_PodsUnknown(t *testing.T) {
 				t.Errorf("Events (-want +got):\n%s", diff)
 			}
 			silent = false
+			<-time.After(podsRetry / 2)
 		}
 	})
 }
@@ -271,6 +272,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 		broken := errors.Join(errors.New("a"), errors.New("b"))
 		inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
 		processes := func(pid int) error { return fmt.Errorf("its pods still have processes [%d]: %w", pid, gpu.ErrInUse) }
+		silent := func(text string) error { return fmt.Errorf("share: %w", &claims.SilentError{Err: errors.New(text)}) }
 		const begin = "Claim ns/c (c-uid) has ended, but its devices cannot be allocated again: "
 		const again = ". Cleave retries; if this persists, fix the cause."
 		for _, step := range []struct {
@@ -287,6 +289,8 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 			{"its pods run", func() { c.released(claim, processes(1)) },
 				begin + processes(1).Error() + ". End those processes on the node; Cleave checks again within minutes."},
 			{"others of them", func() { c.released(claim, processes(2)) }, ""},
+			{"supervisor silent", func() { c.released(claim, silent("did not answer")) }, begin + "share: did not answer" + again},
+			{"not asked yet", func() { c.released(claim, silent("is not asked before noon")) }, ""},
 			{"reported by Unprepare", func() { c.unprepared(claim, broken) }, "Cannot unprepare the claim: a; b. The kubelet retries; if this persists, fix the cause."},
 			{"and then not again", func() { c.released(claim, broken) }, ""},
 			{"the plugin ends", func() { c.unprepared(claim, nil); c.released(claim, context.Canceled) }, ""},

@@ -49,7 +49,11 @@ func (s *service) useHardware(ctx context.Context) error {
 		return err
 	}
 	hw := &hardware{Session: session, look: s.finder.now, closed: s.specs.closed}
-	defer hw.end(ctx)
+	defer func() {
+		if err := hw.end(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Ending the NVML session failed")
+		}
+	}()
 	if err := s.counting.Wait(ctx, s.config.DriverRetry); err != nil {
 		return err
 	}

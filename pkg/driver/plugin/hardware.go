@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 
 	"k8s.io/klog/v2"
@@ -27,19 +26,26 @@ type hardware struct {
 	// changed is called after a GPU was reset into another MIG mode and opened again; may be nil.
 	changed func(pci gpu.PCIAddress)
 	closed  *closedGPU
-	ended   sync.Once
+	ended   bool
 }
 
 // Node returns the inventory with the offer of its GPUs; nil before that is decided.
 func (h *hardware) Node() *policy.Node { return h.node.Load() }
 
-// end ends the NVML session; it can be repeated.
-func (h *hardware) end(ctx context.Context) {
-	h.ended.Do(func() {
-		if err := h.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Ending the NVML session failed")
-		}
-	})
+// end ends the NVML session, and fails while a call runs; it can be repeated.
+func (h *hardware) end(ctx context.Context) error {
+	if h.ended {
+		return nil
+	}
+	err := h.Close()
+	if errors.Is(err, gpu.ErrHangs) {
+		return err
+	}
+	if err != nil { // as without a driver
+		klog.FromContext(ctx).Error(err, "Ending the NVML session failed")
+	}
+	h.ended = true
+	return nil
 }
 
 // VerifyGPU triggers an immediate search for GPUs if the inventory turns out to be wrong.
@@ -95,12 +101,9 @@ func (c controlled) Missing() error       { return c.driver.missing() }
 func (c controlled) RereadLinks()         { signal(c.finder.links) }
 
 // Close waits for searches of the driver's files, which open GPUs and may outlive the calls that began them.
-func (c controlled) Close(ctx context.Context) {
-	if err := c.hw.closed.close(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "The driver is released nevertheless")
-	}
-	c.hw.end(ctx)
-	c.driver.released()
+func (c controlled) Close(ctx context.Context) error {
+	defer c.driver.released()
+	return errors.Join(c.hw.closed.close(ctx), c.hw.end(ctx))
 }
 
 // Offer lets claims be prepared by an offer, and describes the GPUs on the Node object.

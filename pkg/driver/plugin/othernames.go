@@ -48,6 +48,8 @@ type otherNames struct {
 	wake chan struct{}
 	// looked is closed once it is known whether plugins of other names are running and publishing.
 	looked chan struct{}
+	// listing is that of the claims of all names.
+	listing retry
 
 	// equipping prevents the CDI spec of a name from being written twice concurrently. mu guards the fields below.
 	equipping sync.Mutex
@@ -65,6 +67,7 @@ type otherName struct {
 	gone time.Time
 	// nextList and nextSweep are when to list its claims, and to clean up after claims that were released without Unprepare.
 	nextList, nextSweep time.Time
+	retiring            retry
 	idleSince           time.Time
 	helper              *kubeletplugin.Helper
 	// status writes device details to the status of the name's claims, until endStatus; nil while the kubelet is not served.
@@ -259,9 +262,11 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 	n.list(ctx, o, published)
 	seen = n.observe(o, seen)
 	plan := names.Decide(seen)
-	if plan.Retire && n.s.allocations.list(ctx) { // a claim may have been allocated from slices that were about to be deleted
-		seen = n.observe(o, seen)
-		plan = names.Decide(seen)
+	if plan.Retire {
+		if plan.Retire = o.retiring.due() && n.listClaims(ctx); plan.Retire { // one may be allocated from slices that were about to be deleted
+			seen = n.observe(o, seen)
+			plan = names.Decide(seen)
+		}
 	}
 	if plan.Serve {
 		n.serve(ctx, o)
@@ -306,9 +311,19 @@ func (n *otherNames) list(ctx context.Context, o *otherName, published bool) {
 	if o.gone.IsZero() {
 		o.gone = now
 	}
-	if !now.Before(o.nextList) && n.s.allocations.list(ctx) {
+	if !now.Before(o.nextList) && n.listClaims(ctx) {
 		o.nextList = now.Add(again)
 	}
+}
+
+// listClaims lists the claims of the cluster, unless that has just failed: all nodes do so after an outage.
+func (n *otherNames) listClaims(ctx context.Context) bool {
+	if !n.listing.due() {
+		return false
+	}
+	listed := n.s.allocations.list(ctx)
+	n.listing.note(listed)
+	return listed
 }
 
 // observe adds the state of a name's claims.

@@ -153,6 +153,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	n.s.engine.DropCDI(o.driver)
 	gone, err := retireName(ctx, &n.s.config, o.driver)
 	n.log(ctx, o, "retire", err)
+	o.retiring.note(err == nil && gone)
 	if err != nil || !gone {
 		return
 	}

@@ -143,6 +143,7 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 // asksAgain has the API server asked for claims at the next look, without a pause.
 func (b *namesBed) asksAgain() {
 	b.allocations.follower = claims.NewFollower(b.engine.Ledger, cluster.Claims{Client: b.client}, b.names.inventory)
+	b.names.listing = retry{}
 }
 
 // renamedClaim has a device of the node by a driver's name.
@@ -212,8 +213,14 @@ func TestOtherNames_AllocatedAndNotPrepared(t *testing.T) {
 	b.client.(*fake.Clientset).PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return refuses, nil, errors.New("refused")
 	})
-	b.want("the API server does not answer", "it is not known yet which claims", true)
+	for range 5 {
+		b.want("the API server does not answer", "it is not known yet which claims", true)
+	}
+	if n, _ := asked(b.client.(*fake.Clientset)); n != 1 {
+		t.Errorf("claims were listed %d times at once, want a pause after the first", n)
+	}
 	refuses = false
+	b.asksAgain()
 	b.want("it answers", "", true, "uid-x")
 	o := b.names.all()[0]
 	o.idleSince = time.Now().Add(-names.Linger)
@@ -234,6 +241,21 @@ func TestOtherNames_AllocatedAtTheLastMoment(t *testing.T) {
 	}
 	b.names.all()[0].idleSince = time.Now().Add(-names.Linger)
 	b.want("it is there", "", true, "uid-x")
+}
+
+// The files of a name cannot be removed, as nobody knows whether a record is of its claims.
+func TestOtherNames_NotRetired(t *testing.T) {
+	b := newNamesBed(t, nvidia.DriverName, "gpu.cleave.dev")
+	b.want("nothing is allocated", "", true)
+	write(t, filepath.Join(b.config.nodeDir(), records.ClaimsDir, "x.json"), "{")
+	b.names.all()[0].idleSince = time.Now().Add(-names.Linger)
+	b.client.(*fake.Clientset).ClearActions()
+	for range 5 {
+		b.want("a record is corrupt", "", false)
+	}
+	if n, _ := asked(b.client.(*fake.Clientset)); n != 1 {
+		t.Errorf("claims were listed %d times at once, want a pause after the first", n)
+	}
 }
 
 // NVIDIA's own driver has its sockets and files where Cleave, in compatible mode, had its own.
@@ -303,7 +325,7 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	hw := &hardware{Session: session, closed: newClosedGPU()}
-	defer hw.end(t.Context())
+	defer func() { _ = hw.end(t.Context()) }()
 	b.names.useHardware(hw)
 	b.want("none is among them", "", false)
 	b.published("gpu-0000-99-00-0", session.Node().GPUs[0].PCI.DeviceName()+"-timeslice")

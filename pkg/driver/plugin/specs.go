@@ -73,9 +73,10 @@ func (s *specs) keep(ctx context.Context, inventory func() *gpu.Node, driverRetr
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("The CDI spec is still incomplete", "reason", err.Error())
 		}
-		retry = driverRetry
 		if len(s.Problems()) > 0 && !last.IsZero() {
 			retry = min(max(time.Since(last), 2*retry), maxSpecRetry)
+		} else {
+			retry = driverRetry
 		}
 	}
 }

@@ -3,10 +3,33 @@
 package plugin
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/sim/simulated"
 )
+
+// A GPU that cannot be injected is looked for less and less often: each time runs nvidia-modprobe.
+func TestSpecs_RetriesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		session, err := simulated.Open(t.Context(), "a30")
+		if err != nil {
+			t.Fatal(err)
+		}
+		searched := 0
+		s := &specs{Static: incompleteSpec(t, newClosedGPU(), &searched)}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		s.keep(ctx, session.Node, 2*time.Second, 24*time.Hour)
+		if searched < 55 || searched > 65 {
+			t.Errorf("searched %d times within an hour, want about once a minute", searched)
+		}
+	})
+}
 
 // The kubelet's directories are root's alone, and in a pod with a user namespace a hook runs as nobody.
 func TestOpenHookDir(t *testing.T) {

@@ -27,6 +27,9 @@ type publication struct {
 	since    time.Time
 	// last is when slices were last handed to the helper, or just before.
 	last time.Time
+	// moved is when slices were last changed, or seen to arrive: there is how many of published the API server had then.
+	moved time.Time
+	there int
 	// complete is set once the API server had all of published.
 	complete bool
 	// gone is when slices were first found missing, restored the number of times they were republished since.
@@ -49,8 +52,8 @@ type step struct {
 	changed int
 	// missing is the number of published slices that are missing; zero if the slices are new.
 	missing int
-	// arrived is set if the API server has all wanted slices.
-	arrived bool
+	// handed is set if the helper has been given all wanted slices, arrived if the API server has them.
+	handed, arrived bool
 	// slow is set if the wait for a slice has timed out.
 	slow bool
 	// again is the time after which to call next again even without changes; zero for never.
@@ -93,6 +96,7 @@ func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, failed, now t
 		return step{}
 	}
 	missing, exact := p.compare(seen)
+	p.noteMoved(seen, now)
 	if p.arriving > 0 && hasSlice(seen, p.arriving-1, p.contents[p.arriving-1]) {
 		p.arriving = 0
 	}
@@ -101,14 +105,16 @@ func (p *publication) next(wanted []nodeslices.Slice, seen []Seen, failed, now t
 	}
 	differs := p.firstChange(wanted)
 	if differs == 0 {
+		s := step{arrived: missing == 0 && exact}
 		switch {
-		case missing == 0 && exact:
-			return step{arrived: true}
+		case s.arrived:
 		case exact && p.complete:
-			return p.restore(missing, now)
+			s = p.restore(missing, now)
 		default:
-			return p.rewrite(failed, now)
+			s = p.rewrite(failed, now)
 		}
+		s.handed = true
+		return s
 	}
 	slow := false
 	if p.arriving > 0 && p.arriving != differs {
@@ -155,6 +161,19 @@ func (p *publication) compare(seen []Seen) (missing int, exact bool) {
 	return missing, true
 }
 
+// noteMoved notes arrivals.
+func (p *publication) noteMoved(seen []Seen, now time.Time) {
+	there := 0
+	for i := range p.contents {
+		if hasSlice(seen, i, p.contents[i]) {
+			there++
+		}
+	}
+	if there != p.there {
+		p.there, p.moved = there, now
+	}
+}
+
 // rewrite hands slices to the helper again that have not arrived, if a write has failed since: it then tries at once.
 func (p *publication) rewrite(failed, now time.Time) step {
 	left := rewriteAfter - now.Sub(p.last)
@@ -193,7 +212,7 @@ func (p *publication) handed(s step, now time.Time) {
 		p.gone = now
 		return
 	}
-	p.published, p.arriving, p.since = s.slices, s.changed, now
+	p.published, p.arriving, p.since, p.moved = s.slices, s.changed, now, now
 	p.complete, p.gone, p.restored = false, time.Time{}, 0
 	p.contents = nil
 	for i := range s.slices {

@@ -45,8 +45,10 @@ type Publisher struct {
 
 	mu     sync.Mutex
 	wanted []nodeslices.Slice
-	// wants counts the calls of Want; arrived is that count when the API server was last seen to have all slices.
-	wants, arrived int
+	// wants counts the calls of Want; given is that count when the helper last had all slices, arrived when the API server was last seen
+	// to have them. pending is as returned by Handed.
+	wants, given, arrived int
+	pending               time.Time
 
 	publication // of Run alone
 }
@@ -80,6 +82,23 @@ func (p *Publisher) Arrived() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.wants > 0 && p.arrived == p.wants
+}
+
+// Handed reports whether the helper was given all of the last wanted slices, and when it last was given any, or one was seen to arrive.
+func (p *Publisher) Handed() (all bool, last time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.given == p.wants, p.pending
+}
+
+// noteHanded notes progress towards the slices of a call of Want, given by its count.
+func (p *Publisher) noteHanded(s step, wants int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pending = p.moved
+	if s.handed {
+		p.given = wants
+	}
 }
 
 // noteArrival notes that the API server has the slices of a call of Want, given by its count.
@@ -117,6 +136,7 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 		p.mu.Unlock()
 		now := time.Now()
 		s := p.next(wanted, p.options.Seen(), p.options.WriteFailed(), now)
+		p.noteHanded(s, wants)
 		if s.slow {
 			klog.FromContext(ctx).Info("ResourceSlice has not reached the API server; changing the next one")
 		}

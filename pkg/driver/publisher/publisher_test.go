@@ -287,6 +287,34 @@ func TestPublisher_Arrived(t *testing.T) {
 	})
 }
 
+// What waits for the slices before it was not handed over, and each that arrives is progress.
+func TestPublisher_Handed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		p.Want(slicesOf([]string{"a"}, []string{"b"}, []string{"c"}))
+		settle(time.Second)
+		h.lost = true
+		p.Want(slicesOf([]string{"a!"}, []string{"b!"}, []string{"c!"}))
+		start := time.Now()
+		for _, step := range []struct {
+			after, last time.Duration
+			all         bool
+		}{{0, -time.Second, false}, {1, 0, false}, {2*syncTimeout - 1, syncTimeout, false}, {2 * syncTimeout, 2 * syncTimeout, true}, {time.Hour, 2 * syncTimeout, true}} {
+			if wait := step.after - time.Since(start); wait > 0 {
+				settle(wait)
+			}
+			if all, last := p.Handed(); all != step.all || last.Sub(start).Round(time.Second) != step.last {
+				t.Errorf("after %s: all were handed over %t, progress at %s; want %t, %s", step.after, all, last.Sub(start), step.all, step.last)
+			}
+		}
+		h.set(h.want, 0)
+		settle(time.Second)
+		if _, last := p.Handed(); time.Since(last) != time.Second {
+			t.Errorf("progress %s ago, want it when slices arrived", time.Since(last))
+		}
+	})
+}
+
 // Nobody waits for the API server who wants slices, and those that were overtaken meanwhile are not published.
 func TestPublisher_LatestWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

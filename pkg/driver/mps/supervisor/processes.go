@@ -196,17 +196,17 @@ func (p Processes) Ask(ctx context.Context, d Daemon, commands ...string) (strin
 	return strings.TrimSpace(out.String()), nil
 }
 
-// limited keeps only the beginning of its input.
-type limited struct {
-	bytes.Buffer
-}
+// limited keeps only the beginning of its input. The buffer is not embedded, as its ReadFrom would bypass Write.
+type limited struct{ kept bytes.Buffer }
 
 func (l *limited) Write(data []byte) (int, error) {
-	if room := maxAnswer - l.Len(); room > 0 {
-		l.Buffer.Write(data[:min(room, len(data))])
+	if room := maxAnswer - l.kept.Len(); room > 0 {
+		l.kept.Write(data[:min(room, len(data))])
 	}
 	return len(data), nil
 }
+
+func (l *limited) String() string { return l.kept.String() }
 
 // Serves looks for other MPS programs that use the daemon's pipes.
 func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, error) {

@@ -39,6 +39,17 @@ func TestProcessesRoot(t *testing.T) {
 	}
 }
 
+// A control program that repeats itself fills no memory.
+func TestLimited(t *testing.T) {
+	var out limited
+	cmd := exec.Command("head", "-c", "10000000", "/dev/zero")
+	cmd.Stdout = &out
+	must(t, cmd.Run())
+	if got := len(out.String()); got != maxAnswer {
+		t.Errorf("kept %d bytes, want %d", got, maxAnswer)
+	}
+}
+
 func TestDiskRemoveDirs(t *testing.T) {
 	base, one, two := t.TempDir(), t.TempDir(), t.TempDir()
 	p := pathsOf(filepath.Join(base, "mps"), "gpu-0000-1b-00-0")
