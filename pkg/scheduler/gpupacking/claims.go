@@ -42,7 +42,21 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
+	if left(before, after) {
+		for _, r := range results(after) {
+			for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
+				clear(v.alone)
+			}
+		}
+	}
 	touch(c, after)
+}
+
+// left reports whether somebody does not use a claim anymore: it may be one now whose pods can all be evicted.
+func left(before, after *resourceapi.ResourceClaim) bool {
+	return before != nil && after != nil && slices.ContainsFunc(before.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return !slices.Contains(after.Status.ReservedFor, r)
+	})
 }
 
 // touch tells of the nodes whose devices a claim has.
