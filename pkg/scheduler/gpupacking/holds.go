@@ -38,6 +38,8 @@ type hold struct {
 	freed map[types.UID][]Result
 	// since orders the holds of one priority.
 	since int
+	// unbound: the pod was not bound, for which the scheduler takes its nomination away (handleBindingCycleError of kube-scheduler 1.37).
+	unbound bool
 }
 
 // holder is for whom devices are looked for: holds of pods of a lower priority, and its own, do not count.
@@ -212,6 +214,8 @@ func (h *holds) podChanged(before, after *corev1.Pod) (node string) {
 	switch {
 	case was == is, known != nil && known.known && known.node != was, h.binding[after.UID]:
 		return ""
+	case is == "" && known != nil && known.unbound:
+		known.unbound = false
 	case is == "":
 		return h.end(after.UID)
 	case known == nil || known.node != is:
@@ -362,19 +366,29 @@ func (v *view) without(c *cluster, released map[types.UID]bool) *packing.State {
 	return state
 }
 
-// bind ends the hold of a pod that has its devices now, and returns its node if there was one.
-func (h *holds) bind(pod types.UID) (node string) {
+// bind ends the hold of a pod that has its devices now, and returns it; nil for none.
+func (h *holds) bind(pod types.UID) *hold {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+	held := h.of[pod]
 	h.binding[pod] = true
-	return h.end(pod)
+	h.end(pod)
+	return held
 }
 
-// unbind undoes bind, but for the hold: the scheduler takes the nomination away, too.
-func (h *holds) unbind(pod types.UID) {
+// unbind undoes bind, which ended a hold, or nil. It reports whether that begins again: not where the pod is gone, or has one.
+func (h *holds) unbind(pod types.UID, held *hold) (again bool) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	delete(h.binding, pod)
+	if again = held != nil && h.of[pod] == nil && h.pends(held.pod); again {
+		h.changes++
+		h.of[pod] = held
+	}
+	if now := h.of[pod]; now != nil {
+		now.unbound = true
+	}
+	return again
 }
 
 // addWaker adds a function that is called with the node of each hold that has ended.
