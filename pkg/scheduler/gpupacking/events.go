@@ -130,11 +130,11 @@ type waiter struct {
 	rules *Rules
 }
 
-// wake tries pods that wait, but for one, and may fit on a node, and those that wait for a claim. No event of the API server says that a
-// hold has ended there.
+// wake tries pods that wait, but for one: those that may fit on a node, and those of which that is not known. No event of the API server
+// says that a hold has ended there.
 func (p *Plugin) wake(ctx context.Context, node string, except types.UID) {
 	pods := map[string]*corev1.Pod{}
-	for _, pod := range p.cluster.holds.takeRefused() {
+	for _, pod := range p.cluster.holds.takeRefused(except) {
 		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
 	for _, w := range p.waiting.all() {

@@ -278,3 +278,45 @@ func TestEvents_ConsumerLeaves(t *testing.T) {
 	must(t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(important))
 	expect("one does not use it anymore", []string{"Queue", "QueueSkip"}, both, consumers("low"))
 }
+
+// TestWake_Unnarrowed: the end of a hold wakes pods whose last attempt saw all nodes, as none of the best would do, or as they want whatever a
+// node has. It does not wake the pod for which the API server refused an eviction.
+func TestWake_Unnarrowed(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	urgent, other := b.urgentPod("gpu"), b.ofPriority(1000, "other", "gpu")
+	b.host("", other)
+	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
+	all := b.ofPriority(1000, "all", "gpu", func(s *resourceapi.ResourceClaimSpec) {
+		s.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+	})
+	b.host("", all)
+	one := b.ofPriority(0, "one", "gpu")
+	b.plugin.shared.Hold(urgent, "n1", whole, nil)
+	for range 2 {
+		state, _ := b.preFilter(one)
+		b.plugin.shared.Held(state, one, nil)
+		b.plugin.PostFilter(t.Context(), state, one, nil)
+	}
+	state, _ := b.preFilter(all)
+	b.plugin.shared.Held(state, all, nil)
+	b.plugin.shared.Hold(all, "n2", nil, nil)
+	for _, step := range []struct {
+		does string
+		do   func()
+		want []string
+	}{
+		{"an eviction for it is refused", func() { b.plugin.shared.Denied(all.UID, "n2") }, []string{"default/one"}},
+		{"the hold ends", func() { b.plugin.shared.Drop(urgent.UID) }, []string{"default/all", "default/one"}},
+		{"another hold ends", func() {
+			b.plugin.shared.Hold(other, "n2", whole, nil)
+			b.plugin.shared.Drop(other.UID)
+		}, []string{"default/one"}},
+	} {
+		b.activated = nil
+		step.do()
+		if diff := cmp.Diff(step.want, b.activated); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.does, diff)
+		}
+	}
+}

@@ -49,7 +49,7 @@ func TestHold_Kept(t *testing.T) {
 	other := func(priority int32) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: &priority}}
 	}
-	if kept := b.plugin.shared.Held(other(0), nil); len(kept) > 0 {
+	if kept := b.plugin.shared.Held(&fakeState{}, other(0), nil); len(kept) > 0 {
 		t.Errorf("kept are %v while the victims have them", deviceNames(kept))
 	}
 	checkFits := func(after string) {
@@ -65,7 +65,7 @@ func TestHold_Kept(t *testing.T) {
 	}
 	had := results(b.claims["low-3"])
 	b.remove("low-3")
-	if diff := cmp.Diff(had, b.plugin.shared.Held(other(0), nil)); diff != "" {
+	if diff := cmp.Diff(had, b.plugin.shared.Held(&fakeState{}, other(0), nil)); diff != "" {
 		t.Errorf("kept after the first victim (-want +got):\n%s", diff)
 	}
 	checkFits("first")
@@ -74,7 +74,7 @@ func TestHold_Kept(t *testing.T) {
 			b.remove(fmt.Sprint("low-", i))
 		}
 	}
-	if diff := cmp.Diff(whole, b.plugin.shared.Held(other(1000), nil)); diff != "" {
+	if diff := cmp.Diff(whole, b.plugin.shared.Held(&fakeState{}, other(1000), nil)); diff != "" {
 		t.Errorf("kept after the last victim (-want +got):\n%s", diff)
 	}
 	checkFits("last")
@@ -96,14 +96,14 @@ func TestHold_Free(t *testing.T) {
 	urgent := b.urgentPod("1g.12gb")
 	b.plugin.shared.Hold(urgent, "n1", promised, []*resourceapi.ResourceClaim{b.claims["low-3"]})
 	other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: new(int32(0))}}
-	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(other, nil)); diff != "" {
+	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(&fakeState{}, other, nil)); diff != "" {
 		t.Errorf("kept while the victim is there (-want +got):\n%s", diff)
 	}
 	if b.fits("lower", "1g.12gb", 0) {
 		t.Error("a pod of a lower priority gets what the other one needs")
 	}
 	b.remove("low-3")
-	if diff := cmp.Diff(promised, b.plugin.shared.Held(other, nil)); diff != "" {
+	if diff := cmp.Diff(promised, b.plugin.shared.Held(&fakeState{}, other, nil)); diff != "" {
 		t.Errorf("kept after the victim (-want +got):\n%s", diff)
 	}
 }

@@ -121,6 +121,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
+	p.waiting.remove(pod.UID)
 	if held := p.cluster.holds.bind(pod.UID); held != nil {
 		state.Write(heldKey, held)
 	}
@@ -138,8 +139,8 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 	return nil
 }
 
-// Unreserve undoes Reserve, whatever became of the claims meanwhile. What was held for the pod is held again before its devices are free, for
-// its next attempt, unless its claims have them.
+// Unreserve undoes Reserve, whatever became of the claims meanwhile. What was held for the pod is held again for its next attempt, before
+// its devices are free, unless its claims have them.
 func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	held, node := heldBefore(state)
 	again, free := p.cluster.holds.unbind(pod.UID, held), false
