@@ -150,7 +150,7 @@ func TestWithout_Returned(t *testing.T) {
 	low.Spec.NodeName = ""
 	b.plugin.cluster.holds.bind(low.UID)
 	check("it is to get its node", urgent, 0)
-	b.plugin.cluster.holds.unbind(low.UID, nil)
+	b.plugin.cluster.holds.unbind(low.UID, nil, false)
 	check("it is back in the queue", urgent, 1)
 	check("for another pod", other, 0)
 	low.Spec.Priority = new(int32(2000))

@@ -292,8 +292,9 @@ func (h *holds) bind(pod types.UID) *hold {
 	return held
 }
 
-// unbind undoes bind, which ended a hold, or nil. It reports whether that begins again: not where the pod is gone, or has one.
-func (h *holds) unbind(pod types.UID, held *hold) (again bool) {
+// unbind undoes bind, which ended a hold, or nil. It reports whether that begins again: not where the pod is gone, or has one. The
+// scheduler takes the nomination away, but in attempts of groups (unreserveAndForget).
+func (h *holds) unbind(pod types.UID, held *hold, ofGroup bool) (again bool) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	delete(h.binding, pod)
@@ -302,7 +303,7 @@ func (h *holds) unbind(pod types.UID, held *hold) (again bool) {
 		h.of[pod] = held
 	}
 	if now := h.of[pod]; now != nil {
-		now.unbound = true
+		now.unbound = !ofGroup
 	}
 	return again
 }

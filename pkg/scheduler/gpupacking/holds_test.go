@@ -347,14 +347,16 @@ func TestHold_BoundElsewhere(t *testing.T) {
 func TestHold_Unbound(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(b evictionBed, pod *corev1.Pod)
+		group     bool
 		held      string
 		activated []string
 	}{
-		"the claim is not written": {func(evictionBed, *corev1.Pod) {}, "n1", nil},
-		"the claim is written":     {func(b evictionBed, _ *corev1.Pod) { b.store("urgent") }, "", []string{"default/waits"}},
+		"the claim is not written":  {func(evictionBed, *corev1.Pod) {}, false, "n1", nil},
+		"in the attempt of a group": {func(evictionBed, *corev1.Pod) {}, true, "", nil},
+		"the claim is written":      {func(b evictionBed, _ *corev1.Pod) { b.store("urgent") }, false, "", []string{"default/waits"}},
 		"the pod is deleted": {func(b evictionBed, pod *corev1.Pod) {
 			must(b.t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(pod))
-		}, "", []string{"default/waits"}},
+		}, false, "", []string{"default/waits"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := preemptingBed(t, &Rules{})
@@ -370,7 +372,7 @@ func TestHold_Unbound(t *testing.T) {
 			b.fits("waits", "gpu", 0)
 			node, state := b.place(urgent)
 			c.meanwhile(b, urgent)
-			b.activated = nil
+			b.activated, state.group = nil, c.group
 			for range 2 {
 				b.plugin.Unreserve(t.Context(), state, urgent, node)
 			}

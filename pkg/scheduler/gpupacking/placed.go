@@ -143,7 +143,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 // its devices are free, unless its claims have them.
 func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	held, node := heldBefore(state)
-	again, free := p.cluster.holds.unbind(pod.UID, held), false
+	again, free := p.cluster.holds.unbind(pod.UID, held, state.IsPodGroupSchedulingCycle()), false
 	for _, c := range readReserved(state) {
 		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})
