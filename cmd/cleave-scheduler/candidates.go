@@ -118,7 +118,7 @@ func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleSt
 		klog.FromContext(ctx).V(4).Info("Limited the allocator to the devices of candidates", "pod", klog.KObj(pod), "nodes", len(candidates))
 	}
 	p.resolve(ctx)
-	p.view.claims.kept = p.shared.Held(pod, candidates)
+	p.view.claims.kept = p.shared.Held(state, pod, candidates)
 	defer p.view.claims.reset()
 	p.view.Limited(pod, candidates, func() {
 		result, status = p.DynamicResources.PreFilter(ctx, state, pod, nodes)

@@ -43,7 +43,8 @@ func (p *preemptionPlugin) evictable(victim preemption.Victim, preemptor *corev1
 	return true
 }
 
-// earliest is when one more pod may be evicted for another; zero for never.
+// earliest is when one more pod may be evicted for another that asks for devices; zero for never. Pods without count on nodes that have
+// devices: those may be free, and CPU or memory not.
 func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
 	if len(p.rules.MinRuntime)+len(p.rules.MaxRuntime) == 0 {
 		return first
@@ -54,8 +55,9 @@ func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
 	}
 	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
 	for _, node := range nodes {
+		devices := p.shared.HasDevices(node.Node().Name)
 		for _, i := range node.GetPods() {
-			if len(i.GetPod().Spec.ResourceClaims) == 0 && i.GetPod().Status.ExtendedResourceClaimStatus == nil {
+			if !devices && len(i.GetPod().Spec.ResourceClaims) == 0 && i.GetPod().Status.ExtendedResourceClaimStatus == nil {
 				continue
 			}
 			ok, at := p.rules.Evictable(i.GetPod(), schedulinghelpers.PodPriority(i.GetPod()), priority, now)

@@ -15,25 +15,31 @@ import (
 type fewNodes struct {
 	framework.NodeToStatusReader
 	shared *gpupacking.Shared
+	state  framework.CycleState
 }
 
 // mostTried is how many are tried.
 const mostTried = 100
 
-// NodesForStatusCode are some of those with a status: first those that have devices.
+// NodesForStatusCode are some of those with a status: first those of which GPUPacking knows the victims, then those that have devices.
 func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framework.Code) ([]framework.NodeInfo, error) {
 	all, err := f.NodeToStatusReader.NodesForStatusCode(nodes, code)
+	if compared := gpupacking.Compared(f.state); compared != nil {
+		all = slices.DeleteFunc(slices.Clone(all), func(n framework.NodeInfo) bool { return !compared.Has(n.Node().Name) })
+	}
 	if err != nil || len(all) <= mostTried {
 		return all, err
 	}
 	at := rand.IntN(len(all)) //nolint:gosec // any will do; not always the same, as there may be others that would do
-	var with, without []framework.NodeInfo
+	var known, with, without []framework.NodeInfo
 	for _, node := range slices.Concat(all[at:], all[:at]) {
-		if f.shared.HasDevices(node.Node().Name) {
+		if _, ok := gpupacking.Victims(f.state, node.Node().Name); ok {
+			known = append(known, node)
+		} else if f.shared.HasDevices(node.Node().Name) {
 			with = append(with, node)
 		} else {
 			without = append(without, node)
 		}
 	}
-	return append(with, without...)[:mostTried], nil
+	return slices.Concat(known, with, without)[:mostTried], nil
 }

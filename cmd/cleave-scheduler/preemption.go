@@ -120,7 +120,7 @@ func (p *preemptionPlugin) PostFilter(ctx context.Context, state framework.Cycle
 		return none, status
 	}
 	evaluator := preemption.NewEvaluator(devicePreemption, p.handle, a, p.Executor)
-	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared})
+	result, status := evaluator.Preempt(ctx, state, pod, fewNodes{statuses, p.shared, state})
 	a.done(ctx, pod, result, status)
 	if text := status.Message(); text != "" {
 		status = framework.NewStatus(status.Code(), "preemption: "+text)
@@ -222,7 +222,7 @@ const mostFound = 8
 
 // GetOffsetAndNumCandidates is with which of the nodes that may be tried to begin, and how many that would do are enough.
 func (a *attempt) GetOffsetAndNumCandidates(nodes int32) (offset, most int32) {
-	if gpupacking.Candidates(a.state) != nil {
+	if gpupacking.Candidates(a.state) != nil || gpupacking.Compared(a.state) != nil {
 		return 0, nodes
 	}
 	return 0, min(nodes, mostFound)

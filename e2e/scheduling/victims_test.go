@@ -253,3 +253,44 @@ func TestPreemption_Runtimes(t *testing.T) {
 	b.addPods("next", "gpu.cleave.dev", 1, priority("middle"))
 	allOf(t, b.evictedFor("next-0", 1), "middle")
 }
+
+// TestPreemption_RuntimeOfCPU: the GPUs of a node are free, and a pod without claims has its CPU, which is safe for its first seconds.
+func TestPreemption_RuntimeOfCPU(t *testing.T) {
+	b := newPriorityBed(t, "n1")
+	b.start(bin("cleave-scheduler"), "--config="+b.config("{}", map[string]any{"minRuntime": map[string]any{"low": "20s"}}))
+	pod := podWith()
+	pod.Name, pod.Spec.PriorityClassName = "cpu", "low"
+	graceful(pod)
+	requests("120", "1Gi")(pod)
+	must(t, errOf(b.kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})))
+	b.running("cpu")
+	b.addPods("high", "gpu.cleave.dev", 1, priority("high"), requests("100", "1Gi"))
+	b.waits("high-0")
+	b.none()
+	allOf(t, b.ending(1), "cpu")
+	b.gone("cpu")
+	b.running("high-0")
+}
+
+// TestPreemption_FallBack: the only node with free GPUs is refused by pod anti-affinity. Of the others, pods go where they are the least
+// important.
+func TestPreemption_FallBack(t *testing.T) {
+	var nodes []string
+	for i := range 12 {
+		nodes = append(nodes, fmt.Sprintf("n%02d", i))
+	}
+	b := newPriorityBed(t, nodes...)
+	b.startScheduler("{}")
+	b.addPods("guard", "gpu.cleave.dev", 1, priority("high"), onNode(nodes[0]))
+	for _, n := range nodes[1:11] {
+		b.addPods("middle-"+n, "gpu.cleave.dev", 8, priority("middle"), graceful, onNode(n))
+	}
+	b.addPods("low", "gpu.cleave.dev", 8, priority("low"), graceful, onNode(nodes[11]))
+	b.scheduled(89)
+	b.addPods("high", "gpu.cleave.dev", 1, priority("high"), func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
+			{TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guard"}}},
+		}}}
+	})
+	allOf(t, b.evictedFor("high-0", 1), "low")
+}

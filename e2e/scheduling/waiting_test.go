@@ -194,3 +194,21 @@ func TestPreemption_TaintedAfterNomination(t *testing.T) {
 	b.waits("urgent-0")
 	b.none()
 }
+
+// TestPreemption_ClaimDeleted: the claim of a pod is deleted while its victim ends. The pod is not tried without it, and what the victim left is
+// for others.
+func TestPreemption_ClaimDeleted(t *testing.T) {
+	b := newPriorityBed(t, "n1")
+	b.startScheduler("{}")
+	b.addPods("low", "gpu.cleave.dev", 8, priority("low"), graceful)
+	b.scheduled(8)
+	b.addPods("high", "gpu.cleave.dev", 1, priority("high"))
+	victim := b.ending(1)[0]
+	b.nominated("high-0", "n1")
+	must(t, b.kube.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "high-0", metav1.DeleteOptions{}))
+	b.addPods("again", "gpu.cleave.dev", 1, priority("low"))
+	b.waits("again-0")
+	b.gone(victim)
+	b.free(victim)
+	b.running("again-0")
+}

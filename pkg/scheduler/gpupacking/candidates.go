@@ -23,6 +23,16 @@ func Candidates(state framework.CycleState) sets.Set[string] {
 	return d.nodes()
 }
 
+// Compared are the nodes on which evictions are tried in a cycle that sees all nodes: those with room on their GPUs, where other plugins
+// may refuse the pod, and the best of those without; nil where GPUPacking cannot say.
+func Compared(state framework.CycleState) sets.Set[string] {
+	d := read(state)
+	if d == nil || d.outcome != outcomeFallback || len(d.victims) == 0 {
+		return nil
+	}
+	return d.nodes()
+}
+
 // CandidateSlices is a scheduler's view of devices that can be limited to those of some nodes. DynamicResources groups the
 // slices of the whole cluster for each pod in its PreFilter, which takes half of the scheduler's time where the pod then goes
 // to one of four nodes (kubernetes 1.37.1, pkg/scheduler/framework/plugins/dynamicresources, PreFilter and NewAllocator).

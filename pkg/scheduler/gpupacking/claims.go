@@ -33,6 +33,9 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 	if before != nil && (after == nil || after.UID != before.UID) {
 		c.change(before.UID, func(s *claimState) { *s = claimState{} })
 	}
+	if before != nil && (after == nil || after.UID != before.UID || after.DeletionTimestamp != nil) {
+		c.holds.claimGone(before)
+	}
 	c.extendedChanged(before, after)
 	touch(c, before)
 	if after == nil {
@@ -42,7 +45,22 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 		s.claim, s.stored = after, results(after)
 		s.superseded(after)
 	})
+	if left(before, after) {
+		for _, r := range results(after) {
+			for _, v := range c.owners[poolKey{r.Driver, r.Pool}] {
+				clear(v.alone)
+			}
+		}
+	}
 	touch(c, after)
+}
+
+// left reports whether somebody does not use a claim anymore: it may be one now whose pods can all be evicted.
+func left(before, after *resourceapi.ResourceClaim) bool {
+	gone := func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return !slices.Contains(after.Status.ReservedFor, r)
+	}
+	return before != nil && after != nil && slices.ContainsFunc(before.Status.ReservedFor, gone)
 }
 
 // touch tells of the nodes whose devices a claim has.

@@ -61,7 +61,7 @@ func (p *Plugin) afterPod(_ klog.Logger, _ *corev1.Pod, before, _ any) (framewor
 	return hint(released || gone.Status.NominatedNodeName != ""), nil
 }
 
-// afterClaim queues the pods of a claim, and those that may fit on a node where it had devices.
+// afterClaim queues the pods of a claim, and those that may fit on a node where it had devices, or where fewer pods have to go for them.
 func (p *Plugin) afterClaim(_ klog.Logger, pod *corev1.Pod, before, after any) (framework.QueueingHint, error) {
 	b, _ := before.(*resourceapi.ResourceClaim)
 	a, _ := after.(*resourceapi.ResourceClaim)
@@ -73,7 +73,7 @@ func (p *Plugin) afterClaim(_ klog.Logger, pod *corev1.Pod, before, after any) (
 		return framework.Queue, nil
 	}
 	had := results(b)
-	if len(had) == 0 || a != nil && a.UID == b.UID && sameDevices(had, results(a)) {
+	if len(had) == 0 || a != nil && a.UID == b.UID && sameDevices(had, results(a)) && !left(b, a) {
 		return framework.QueueSkip, nil
 	}
 	p.cluster.follow(claim)
@@ -130,11 +130,11 @@ type waiter struct {
 	rules *Rules
 }
 
-// wake tries pods that wait, but for one, and may fit on a node, and those that wait for a claim. No event of the API server says that a
-// hold has ended there.
+// wake tries pods that wait, but for one: those that may fit on a node, and those of which that is not known. No event of the API server
+// says that a hold has ended there.
 func (p *Plugin) wake(ctx context.Context, node string, except types.UID) {
 	pods := map[string]*corev1.Pod{}
-	for _, pod := range p.cluster.holds.takeRefused() {
+	for _, pod := range p.cluster.holds.takeRefused(except) {
 		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
 	for _, w := range p.waiting.all() {

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
@@ -232,5 +233,90 @@ func TestPreFilter_FollowsBeforeFull(t *testing.T) {
 	b.addNode("n2")
 	if _, got := b.preFilter(b.pod("third", "gpu")); got != "n2" {
 		t.Errorf("got %s, want the node that has published", got)
+	}
+}
+
+// TestEvents_ConsumerLeaves: a claim has a pod that may be evicted, and one that may not, which ends. The claim keeps its devices, and a pod
+// that waits may have them now.
+func TestEvents_ConsumerLeaves(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1")
+	b.run("n1", "low", "gpu", 0)
+	important := b.ofPriority(2000, "important", "gpu")
+	b.host("n1", important)
+	consumers := func(all ...string) *resourceapi.ResourceClaim {
+		claim := b.claims["low"].DeepCopy()
+		claim.Status.ReservedFor = nil
+		for _, name := range all {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor,
+				resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(name)})
+		}
+		b.storeClaim(claim)
+		return claim
+	}
+	both := consumers("low", "important")
+	urgent, patient := b.urgentPod("gpu"), b.ofPriority(1000, "patient", "gpu")
+	patient.Spec.PreemptionPolicy = new(corev1.PreemptNever)
+	expect := func(what string, want []string, before, after *resourceapi.ResourceClaim) {
+		t.Helper()
+		var got []string
+		for _, pod := range []*corev1.Pod{urgent, patient} {
+			got = append(got, b.after(pod, framework.ResourceClaim, framework.Update, before, after))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	b.waits(urgent)
+	b.waits(patient)
+	expect("one more uses it", []string{"QueueSkip", "QueueSkip"}, consumers("low"), both)
+	b.storeClaim(both)
+	expect("it is as it was", []string{"QueueSkip", "QueueSkip"}, both, both)
+	if got := b.after(urgent, framework.Node, framework.UpdateNodeTaint, nil, b.nodes[0].Node()); got != "QueueSkip" {
+		t.Errorf("a node without room, which is known then: %s", got)
+	}
+	must(t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(important))
+	expect("one does not use it anymore", []string{"Queue", "QueueSkip"}, both, consumers("low"))
+}
+
+// TestWake_Unnarrowed: the end of a hold wakes pods whose last attempt saw all nodes, as none of the best would do, or as they want whatever a
+// node has. It does not wake the pod for which the API server refused an eviction.
+func TestWake_Unnarrowed(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2")
+	urgent, other := b.urgentPod("gpu"), b.ofPriority(1000, "other", "gpu")
+	b.host("", other)
+	whole := []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}
+	all := b.ofPriority(1000, "all", "gpu", func(s *resourceapi.ResourceClaimSpec) {
+		s.Devices.Requests[0].Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+	})
+	b.host("", all)
+	one := b.ofPriority(0, "one", "gpu")
+	b.plugin.shared.Hold(urgent, "n1", whole, nil)
+	for range 2 {
+		state, _ := b.preFilter(one)
+		b.plugin.shared.Held(state, one, nil)
+		b.plugin.PostFilter(t.Context(), state, one, nil)
+	}
+	state, _ := b.preFilter(all)
+	b.plugin.shared.Held(state, all, nil)
+	b.plugin.shared.Hold(all, "n2", nil, nil)
+	for _, step := range []struct {
+		does string
+		do   func()
+		want []string
+	}{
+		{"an eviction for it is refused", func() { b.plugin.shared.Denied(all.UID, "n2") }, []string{"default/one"}},
+		{"the hold ends", func() { b.plugin.shared.Drop(urgent.UID) }, []string{"default/all", "default/one"}},
+		{"another hold ends", func() {
+			b.plugin.shared.Hold(other, "n2", whole, nil)
+			b.plugin.shared.Drop(other.UID)
+		}, []string{"default/one"}},
+	} {
+		b.activated = nil
+		step.do()
+		if diff := cmp.Diff(step.want, b.activated); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.does, diff)
+		}
 	}
 }

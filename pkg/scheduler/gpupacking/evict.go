@@ -235,7 +235,7 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 
 // addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption, but for those that they refused
 // in earlier attempts, unless they refused all. It reports whether they did, or evict nobody for the pod.
-func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) (all bool) {
+func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, d *decision) (all bool) {
 	rules := p.shared.rulesFor(p.handle.ProfileName(), pod)
 	if rules == nil {
 		return true
@@ -245,7 +245,7 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 	if err != nil {
 		return true // informers do not fail
 	}
-	found := e.evictions(ctx, p.cluster, p.handle.SnapshotSharedLister().NodeInfos(), among, d.query, d.outcome == outcomeBusy)
+	found := e.evictions(ctx, p.cluster, p.handle.SnapshotSharedLister().NodeInfos(), d.among, d.query, d.outcome != outcomeFull)
 	refused, tried := p.shared.refused.get(pod.UID)
 	denied, some := p.shared.denied.get(pod.UID)
 	rest := slices.DeleteFunc(slices.Clone(found), func(e eviction) bool { return refused.Has(e.node) || denied.Has(e.node) })
@@ -258,14 +258,30 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, among eligib
 		return all
 	}
 	d.victims = map[string][]types.UID{}
-	for _, e := range rest[:min(len(rest), p.args.Candidates)] {
+	for _, e := range bestOf(rest, d.among.groups, p.args.Candidates) {
 		d.victims[e.node] = e.victims
 	}
-	d.more = len(rest) > p.args.Candidates && !all
-	if d.outcome != outcomeBusy {
+	d.more = len(rest) > len(d.victims) && !all
+	if d.outcome == outcomeFull {
 		d.outcome = outcomeEvict
 	}
 	return all
+}
+
+// bestOf are the best evictions, and the best of each group of nodes that other plugins may refuse as a whole, like withGroups.
+func bestOf(all []eviction, g *groups, most int) (found []eviction) {
+	hard := map[string]int{}
+	for i, e := range all {
+		best := i < most
+		if g != nil && g.hard != nil {
+			best = best || hard[g.hard[e.node]] < perGroup
+			hard[g.hard[e.node]]++
+		}
+		if best {
+			found = append(found, e)
+		}
+	}
+	return found
 }
 
 // Refused notes that preemption evicts nobody for a pod on the nodes that a cycle left to it. It reports whether another attempt of the pod

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/kube-scheduler/framework"
 )
 
@@ -343,6 +344,48 @@ func TestEvictions_GoneAlone(t *testing.T) {
 	b.nodes[0].(*fakeNode).pods = nil
 	must(t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(gone))
 	if diff := cmp.Diff("n1 evict map[n1:[]]", b.urgent("urgent", "gpu")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEvictions_FallBack: another plugin refuses the node with a free GPU. Preemption is asked there, on one with a free GPU and no CPU, and on
+// that with the least loss of the others, then on the next, then on all.
+func TestEvictions_FallBack(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3", "n4")
+	b.run("n2", "batch", "gpu", 500)
+	b.run("n3", "backfill", "gpu", -1000)
+	b.nodes[3].(*fakeNode).usedCPU = 8000
+	pod := b.ofPriority(1000, "urgent", "gpu")
+	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}}}}
+	var got []string
+	for range 3 {
+		first, state := b.attempt(pod)
+		b.plugin.PostFilter(t.Context(), state, pod, nil)
+		second, state := b.attempt(pod)
+		got = append(got, fmt.Sprint(first, "; ", second, " of ", sets.List(Compared(state)), " more: ", b.plugin.shared.Refused(state, pod.UID)))
+	}
+	want := []string{"n1 narrowed map[]; Skip fallback map[n3:[backfill]] of [n1 n3 n4] more: true",
+		"n1 narrowed map[]; Skip fallback map[n2:[batch]] of [n1 n2 n4] more: false", "n1 narrowed map[]; Skip fallback map[] of [] more: false"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestEvictions_Groups: other plugins may refuse the nodes of the zone where the least is lost, so the best of the other zone are tried, too.
+func TestEvictions_Groups(t *testing.T) {
+	b := preemptingBed(t, &Rules{})
+	b.addNodes("gh200", "n1", "n2", "n3", "n4", "n5", "n6")
+	for i, zone := range []string{"a", "a", "a", "b", "b", "b"} {
+		b.nodes[i].Node().Labels[corev1.LabelTopologyZone] = zone
+		b.run(b.nodes[i].Node().Name, fmt.Sprint("low-", i), "gpu", int32(-10+i), func(p *corev1.Pod) { p.Labels = map[string]string{"zone": zone} })
+	}
+	pod := b.ofPriority(1000, "urgent", "gpu")
+	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{TopologyKey: corev1.LabelTopologyZone, MaxSkew: 1,
+		WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"zone": "a"}}}}
+	want := "n1 n2 n4 n5 evict map[n1:[low-0] n2:[low-1] n4:[low-3] n5:[low-4]]"
+	if diff := cmp.Diff(want, b.outcomeOf(pod)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -165,6 +165,7 @@ func (b *bed) pod(name, class string, change ...func(*resourceapi.ResourceClaimS
 		c(&claim.Spec)
 	}
 	b.claims[name] = claim
+	b.storeClaim(claim)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name), Annotations: map[string]string{}}}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
 	return pod

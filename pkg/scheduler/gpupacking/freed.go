@@ -58,12 +58,57 @@ func (s *Shared) HeldWith(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 	return nil
 }
 
-// takeRefused are the pods that FreedFor kept from a claim, and HeldWith from evictions, since the last call.
-func (h *holds) takeRefused() []*corev1.Pod {
+// claimGone ends the holds of pods that name a claim which is gone. DynamicResources keeps such a pod out of the queue (PreEnqueue), so
+// that no attempt ends its hold. A claim of a template is made again.
+func (h *holds) claimGone(claim *resourceapi.ResourceClaim) {
+	for _, uid := range slices.Sorted(maps.Keys(h.of)) {
+		if slices.Contains(named(h.of[uid].pod), claim.Name) && h.of[uid].pod.Namespace == claim.Namespace {
+			h.ended = append(h.ended, h.end(uid))
+		}
+	}
+}
+
+// tellEnded tells of holds that ended with a claim. It must not be called with the mutex, or in answer to an event, like tell.
+func (h *holds) tellEnded() {
+	h.mutex.Lock()
+	ended := h.ended
+	h.ended = nil
+	h.mutex.Unlock()
+	for _, node := range ended {
+		h.tell(node, "")
+	}
+}
+
+// hasClaims reports whether the claims that a pod names are there.
+func (h *holds) hasClaims(pod *corev1.Pod) bool {
+	return !slices.ContainsFunc(named(pod), func(name string) bool {
+		object, ok, err := h.claims.GetByKey(pod.Namespace + "/" + name)
+		claim, isClaim := object.(*resourceapi.ResourceClaim)
+		return err == nil && (!ok || isClaim && claim.DeletionTimestamp != nil)
+	})
+}
+
+// named are the names of the claims that a pod has of its own accord, not by a template.
+func named(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.ResourceClaims {
+		if name := pod.Spec.ResourceClaims[i].ResourceClaimName; name != nil {
+			names = append(names, *name)
+		}
+	}
+	return names
+}
+
+// takeRefused are the pods that FreedFor kept from a claim, HeldWith from evictions, and Held from devices, since the last call, but for
+// one.
+func (h *holds) takeRefused(except types.UID) (found []*corev1.Pod) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	found := slices.Collect(maps.Values(h.refused))
-	clear(h.refused)
+	maps.DeleteFunc(h.refused, func(uid types.UID, pod *corev1.Pod) bool {
+		if uid != except {
+			found = append(found, pod)
+		}
+		return uid != except
+	})
 	return found
 }
 

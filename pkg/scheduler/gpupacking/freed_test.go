@@ -150,9 +150,58 @@ func TestWithout_Returned(t *testing.T) {
 	low.Spec.NodeName = ""
 	b.plugin.cluster.holds.bind(low.UID)
 	check("it is to get its node", urgent, 0)
-	b.plugin.cluster.holds.unbind(low.UID)
+	b.plugin.cluster.holds.unbind(low.UID, nil, false)
 	check("it is back in the queue", urgent, 1)
 	check("for another pod", other, 0)
 	low.Spec.Priority = new(int32(2000))
 	check("it is more important", urgent, 0)
+}
+
+// TestHold_ClaimGone: nothing is held for a pod once a claim is gone that it names, and others are tried: such a pod is not. A claim of a
+// template is made again.
+func TestHold_ClaimGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(pod *corev1.Pod)
+		early  bool // before the hold begins
+		held   string
+		tried  []string
+	}{
+		"named":             {func(*corev1.Pod) {}, false, "", []string{"default/waits"}},
+		"gone in its cycle": {func(*corev1.Pod) {}, true, "", nil},
+		"of a template":     {func(p *corev1.Pod) { byTemplate(p, "urgent") }, false, "n1", nil},
+		"of another pod":    {func(p *corev1.Pod) { p.Spec.ResourceClaims = nil }, false, "n1", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{})
+			b.addNodes("gh200", "n1")
+			urgent := b.ofPriority(1000, "urgent", "gpu")
+			c.change(urgent)
+			b.host("", urgent)
+			b.plugin.cluster.followAll()
+			hold := func() {
+				b.plugin.shared.Hold(urgent, "n1", []Result{{Driver: driver, Pool: "n1", Device: wholeOf(b)}}, nil)
+			}
+			if !c.early {
+				hold()
+			}
+			b.fits("waits", "gpu", 0)
+			b.remove("urgent")
+			if c.early {
+				hold()
+			}
+			b.plugin.cluster.holds.tellEnded()
+			if diff := cmp.Diff(c.held, b.plugin.shared.heldNode(urgent)); diff != "" {
+				t.Errorf("held on (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.tried, b.activated); diff != "" {
+				t.Errorf("tried again (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// byTemplate has a pod's claim made by a template.
+func byTemplate(pod *corev1.Pod, claim string) {
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("t")}}
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &claim}}
 }

@@ -13,11 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
-
-	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
 // Result is a device that a claim has, or that is kept for a pod.
@@ -38,6 +35,8 @@ type hold struct {
 	freed map[types.UID][]Result
 	// since orders the holds of one priority.
 	since int
+	// unbound: the pod was not bound, for which the scheduler takes its nomination away (handleBindingCycleError of kube-scheduler 1.37).
+	unbound bool
 }
 
 // holder is for whom devices are looked for: holds of pods of a lower priority, and its own, do not count.
@@ -58,13 +57,16 @@ type holds struct {
 	changes int
 	// binding are pods that have their devices and not yet their node: the scheduler may nominate them, too.
 	binding map[types.UID]bool
-	pods    cache.Indexer
-	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs, or for it.
+	// pods and claims are what informers have.
+	pods, claims cache.Indexer
+	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs, or for it, or GPUPacking has no say.
 	refused map[types.UID]*corev1.Pod
 	// gone is called with each pod that is deleted, and the mutex.
 	gone func(pod *corev1.Pod)
 	// wakers are called with the node of each hold that has ended.
 	wakers []func(node string, except types.UID)
+	// ended are the nodes of holds that ended with a claim, of which wakers are not told yet.
+	ended []string
 }
 
 // Hold keeps devices of a node for a pod until it is bound, deleted or nominated for another node: those that it is to get, and those
@@ -98,10 +100,10 @@ func (h *holds) begin(pod *corev1.Pod, node string, devices []Result, victims []
 	return left
 }
 
-// pends reports whether a pod waits for a node, as far as the informer knows.
+// pends reports whether a pod waits for a node, and has the claims that it names, as far as the informers know.
 func (h *holds) pends(pod *corev1.Pod) bool {
 	known := h.pod(pod.Namespace, pod.Name, pod.UID)
-	return known != nil && known.Spec.NodeName == "" && known.DeletionTimestamp == nil
+	return known != nil && known.Spec.NodeName == "" && known.DeletionTimestamp == nil && h.hasClaims(known)
 }
 
 // pod is a pod as the informer knows it, nil if it is gone.
@@ -212,6 +214,8 @@ func (h *holds) podChanged(before, after *corev1.Pod) (node string) {
 	switch {
 	case was == is, known != nil && known.known && known.node != was, h.binding[after.UID]:
 		return ""
+	case is == "" && known != nil && known.unbound:
+		known.unbound = false
 	case is == "":
 		return h.end(after.UID)
 	case known == nil || known.node != is:
@@ -278,103 +282,30 @@ func (h *holds) keyed(node string, who holder) (found []*hold, key string) {
 	return found, fmt.Sprint(" beside holds ", h.changes, " ", who.priority, " ", own)
 }
 
-// keep adds what is held of a view to a state in which some claims are released, and returns it.
-func (v *view) keep(c *cluster, state *packing.State, holds []*hold, released map[types.UID]bool) (kept []Result) {
-	ofView := func(all []Result) []Result {
-		return slices.DeleteFunc(slices.Clone(all), func(r Result) bool {
-			_, ok := v.node.Device(r.Pool, r.Device)
-			return r.Driver != v.driver || !ok
-		})
-	}
-	for _, h := range holds {
-		devices := ofView(h.devices)
-		if state.TryAllocate(v.node.Uses(devices)...) {
-			kept = append(kept, devices...)
-			continue
-		}
-		freed := sets.New[string]()
-		for _, uid := range slices.Sorted(maps.Keys(h.freed)) {
-			if c.allocated[uid] != nil && !released[uid] {
-				continue // it has them still
-			}
-			for _, r := range ofView(h.freed[uid]) {
-				if state.TryAllocate(v.node.Uses([]Result{r})...) {
-					kept = append(kept, r)
-					freed.Insert(r.Device)
-				}
-			}
-		}
-		for _, r := range devices {
-			if !freed.Has(r.Device) && state.TryAllocate(v.node.Uses([]Result{r})...) {
-				kept = append(kept, r)
-			}
-		}
-	}
-	return kept
-}
-
-// Held are the devices that are kept for other pods than one, of some nodes; nil for all nodes.
-func (s *Shared) Held(pod *corev1.Pod, nodes sets.Set[string]) (kept []Result) {
-	c := s.current()
-	if c == nil {
-		return nil
-	}
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	on := map[string]bool{}
-	for _, h := range c.holds.of {
-		if nodes == nil || nodes.Has(h.node) {
-			on[h.node] = true
-		}
-	}
-	for _, node := range slices.Sorted(maps.Keys(on)) {
-		kept = append(kept, c.keptOn(node, holderOf(pod), nil)...)
-	}
-	return kept
-}
-
-// keptOn is what is held on a node if some claims are released.
-func (c *cluster) keptOn(node string, who holder, released map[types.UID]bool) (kept []Result) {
-	holds := c.holds.on(node, who)
-	if len(holds) == 0 {
-		return nil
-	}
-	for _, v := range c.views[node] {
-		if state := v.without(c, released); state != nil {
-			kept = append(kept, v.keep(c, state, holds, released)...)
-		}
-	}
-	return kept
-}
-
-// without is the state of a view after the release of some claims; nil where it has no devices.
-func (v *view) without(c *cluster, released map[types.UID]bool) *packing.State {
-	c.refresh(v)
-	if v.node == nil {
-		return nil
-	}
-	state := v.state.Clone()
-	for _, uid := range slices.Sorted(maps.Keys(released)) {
-		if s := c.allocated[uid]; s != nil {
-			state.Release(v.node.Uses(s.current())...)
-		}
-	}
-	return state
-}
-
-// bind ends the hold of a pod that has its devices now, and returns its node if there was one.
-func (h *holds) bind(pod types.UID) (node string) {
+// bind ends the hold of a pod that has its devices now, and returns it; nil for none.
+func (h *holds) bind(pod types.UID) *hold {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+	held := h.of[pod]
 	h.binding[pod] = true
-	return h.end(pod)
+	h.end(pod)
+	return held
 }
 
-// unbind undoes bind, but for the hold: the scheduler takes the nomination away, too.
-func (h *holds) unbind(pod types.UID) {
+// unbind undoes bind, which ended a hold, or nil. It reports whether that begins again: not where the pod is gone, or has one. The
+// scheduler takes the nomination away, but in attempts of groups (unreserveAndForget).
+func (h *holds) unbind(pod types.UID, held *hold, ofGroup bool) (again bool) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	delete(h.binding, pod)
+	if again = held != nil && h.of[pod] == nil && h.pends(held.pod); again {
+		h.changes++
+		h.of[pod] = held
+	}
+	if now := h.of[pod]; now != nil {
+		now.unbound = !ofGroup
+	}
+	return again
 }
 
 // addWaker adds a function that is called with the node of each hold that has ended.

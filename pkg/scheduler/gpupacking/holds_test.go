@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kube-scheduler/framework"
 )
 
@@ -50,7 +49,7 @@ func TestHold_Kept(t *testing.T) {
 	other := func(priority int32) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: &priority}}
 	}
-	if kept := b.plugin.shared.Held(other(0), nil); len(kept) > 0 {
+	if kept := b.plugin.shared.Held(&fakeState{}, other(0), nil); len(kept) > 0 {
 		t.Errorf("kept are %v while the victims have them", deviceNames(kept))
 	}
 	checkFits := func(after string) {
@@ -66,7 +65,7 @@ func TestHold_Kept(t *testing.T) {
 	}
 	had := results(b.claims["low-3"])
 	b.remove("low-3")
-	if diff := cmp.Diff(had, b.plugin.shared.Held(other(0), nil)); diff != "" {
+	if diff := cmp.Diff(had, b.plugin.shared.Held(&fakeState{}, other(0), nil)); diff != "" {
 		t.Errorf("kept after the first victim (-want +got):\n%s", diff)
 	}
 	checkFits("first")
@@ -75,7 +74,7 @@ func TestHold_Kept(t *testing.T) {
 			b.remove(fmt.Sprint("low-", i))
 		}
 	}
-	if diff := cmp.Diff(whole, b.plugin.shared.Held(other(1000), nil)); diff != "" {
+	if diff := cmp.Diff(whole, b.plugin.shared.Held(&fakeState{}, other(1000), nil)); diff != "" {
 		t.Errorf("kept after the last victim (-want +got):\n%s", diff)
 	}
 	checkFits("last")
@@ -97,14 +96,14 @@ func TestHold_Free(t *testing.T) {
 	urgent := b.urgentPod("1g.12gb")
 	b.plugin.shared.Hold(urgent, "n1", promised, []*resourceapi.ResourceClaim{b.claims["low-3"]})
 	other := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "other"}, Spec: corev1.PodSpec{Priority: new(int32(0))}}
-	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(other, nil)); diff != "" {
+	if diff := cmp.Diff(promised[:1], b.plugin.shared.Held(&fakeState{}, other, nil)); diff != "" {
 		t.Errorf("kept while the victim is there (-want +got):\n%s", diff)
 	}
 	if b.fits("lower", "1g.12gb", 0) {
 		t.Error("a pod of a lower priority gets what the other one needs")
 	}
 	b.remove("low-3")
-	if diff := cmp.Diff(promised, b.plugin.shared.Held(other, nil)); diff != "" {
+	if diff := cmp.Diff(promised, b.plugin.shared.Held(&fakeState{}, other, nil)); diff != "" {
 		t.Errorf("kept after the victim (-want +got):\n%s", diff)
 	}
 }
@@ -311,61 +310,6 @@ func TestHold_Two(t *testing.T) {
 	}
 }
 
-// TestRules_Evictable: when pods may be evicted.
-func TestRules_Evictable(t *testing.T) {
-	now := time.Now()
-	rules := &Rules{MinRuntime: map[string]metav1.Duration{"batch": {Duration: time.Hour}, "both": {Duration: 2 * time.Hour}},
-		MaxRuntime: map[string]metav1.Duration{"backfill": {Duration: 4 * time.Hour}, "both": {Duration: time.Hour}}}
-	for _, c := range []struct {
-		class          string
-		own, preemptor int32
-		age            time.Duration
-		ok             bool
-		in             time.Duration // from now; 0 for never
-	}{
-		{"", 0, 1, 0, true, 0},
-		{"", 0, 0, 100 * time.Hour, false, 0},
-		{"", 1, 0, 100 * time.Hour, false, 0},
-		{"batch", 0, 1, 20 * time.Minute, false, 40 * time.Minute},
-		{"batch", 0, 1, time.Hour, true, 0},
-		{"batch", 0, 0, 100 * time.Hour, false, 0},
-		{"backfill", 0, 1, 0, true, 0},
-		{"backfill", 0, 0, 3 * time.Hour, false, time.Hour},
-		{"backfill", 0, 0, 4 * time.Hour, true, 0},
-		{"backfill", 1, 0, 100 * time.Hour, false, 0},
-		{"both", 0, 0, 90 * time.Minute, false, 30 * time.Minute},
-	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(c.class)}, Spec: corev1.PodSpec{PriorityClassName: c.class}}
-		pod.Status.StartTime = &metav1.Time{Time: now.Add(-c.age)}
-		ok, at := rules.Evictable(pod, c.own, c.preemptor, now)
-		if ok != c.ok {
-			t.Errorf("%+v: evictable %t", c, ok)
-		}
-		if !ok && (c.in == 0) != at.IsZero() || !ok && c.in > 0 && at.Sub(now) != c.in {
-			t.Errorf("%+v: in %s", c, at.Sub(now))
-		}
-	}
-	waited := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now.Add(-5 * time.Hour))}}
-	for _, class := range []string{"batch", "backfill"} { // bound just now: the kubelet has not written a start time yet
-		waited.Spec.PriorityClassName = class
-		if ok, _ := rules.Evictable(waited, 0, map[string]int32{"batch": 1, "backfill": 0}[class], now); ok {
-			t.Errorf("a pod of %s that waited for long is not safe when it starts", class)
-		}
-	}
-	waited.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
-		LastTransitionTime: metav1.NewTime(now.Add(-4 * time.Hour))}}
-	if ok, _ := rules.Evictable(waited, 0, 0, now); !ok {
-		t.Error("a pod of the backfill that got its node 4 hours ago may not be evicted")
-	}
-	if ok, _ := rules.Evictable(waited, 0, systemPriority, now); !ok {
-		t.Error("a pod of the system has to wait")
-	}
-	bad := &Rules{MaxRuntime: map[string]metav1.Duration{"x": {}}}
-	if err := bad.Validate(); err == nil || err.Error() != "maxRuntime[x] is 0s, want a time above zero, such as 30m" {
-		t.Errorf("a time of zero: %v", err)
-	}
-}
-
 // TestHold_BoundElsewhere: a pod for which devices of a node are held finds room on another node. Pods that wait for what was held are
 // tried again.
 func TestHold_BoundElsewhere(t *testing.T) {
@@ -395,5 +339,56 @@ func TestHold_BoundElsewhere(t *testing.T) {
 	}
 	if _, nodes := b.preFilter(low); nodes != "n1" {
 		t.Errorf("if it were tried, low would be on %s", nodes)
+	}
+}
+
+// TestHold_Unbound: what was freed for a pod is kept for it also where its binding fails, for which kube-scheduler takes its nomination away.
+// Where its claim has the devices, or the pod is gone, others are tried.
+func TestHold_Unbound(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(b evictionBed, pod *corev1.Pod)
+		group     bool
+		held      string
+		activated []string
+	}{
+		"the claim is not written":  {func(evictionBed, *corev1.Pod) {}, false, "n1", nil},
+		"in the attempt of a group": {func(evictionBed, *corev1.Pod) {}, true, "", nil},
+		"the claim is written":      {func(b evictionBed, _ *corev1.Pod) { b.store("urgent") }, false, "", []string{"default/waits"}},
+		"the pod is deleted": {func(b evictionBed, pod *corev1.Pod) {
+			must(b.t, b.informers.Core().V1().Pods().Informer().GetIndexer().Delete(pod))
+		}, false, "", []string{"default/waits"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := preemptingBed(t, &Rules{})
+			b.addNodes("hgx-h100", "n1")
+			for i := range 8 {
+				b.run("n1", fmt.Sprint("low-", i), "gpu", 0)
+			}
+			urgent := b.urgentPod("gpu")
+			victims := []*resourceapi.ResourceClaim{b.claims["low-0"], b.claims["low-1"]}
+			b.plugin.shared.Hold(urgent, "n1", slices.Concat(results(victims[0]), results(victims[1])), victims) // one is more than it needs
+			b.remove("low-0")
+			b.remove("low-1")
+			b.fits("waits", "gpu", 0)
+			node, state := b.place(urgent)
+			c.meanwhile(b, urgent)
+			b.activated, state.group = nil, c.group
+			for range 2 {
+				b.plugin.Unreserve(t.Context(), state, urgent, node)
+			}
+			nominated := urgent.DeepCopy()
+			nominated.Status.NominatedNodeName = "n1"
+			for _, held := range []string{c.held, ""} {
+				b.plugin.cluster.mutex.Lock()
+				b.plugin.cluster.holds.podChanged(nominated, urgent)
+				b.plugin.cluster.mutex.Unlock()
+				if diff := cmp.Diff(held, b.plugin.shared.heldNode(urgent)); diff != "" {
+					t.Errorf("held on (-want +got):\n%s", diff)
+				}
+			}
+			if diff := cmp.Diff(set(c.activated), set(b.activated)); diff != "" {
+				t.Errorf("tried again (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

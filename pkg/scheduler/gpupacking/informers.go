@@ -38,6 +38,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	}
 	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}, refused: map[types.UID]*corev1.Pod{},
 		gone: func(pod *corev1.Pod) { podGone(c, pod) }}
+	c.holds.claims = claims.GetIndexer()
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
 	if err := c.watch(published, c.slices.follow); err != nil {
@@ -85,8 +86,9 @@ func (c *cluster) watch(informer cache.SharedIndexInformer, follow func(key stri
 			return // objects of informers have names
 		}
 		c.mutex.Lock()
-		defer c.mutex.Unlock()
 		follow(key)
+		c.mutex.Unlock()
+		c.holds.tellEnded()
 	}
 	registered, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: look, UpdateFunc: func(_, object any) { look(object) }, DeleteFunc: look,

@@ -70,21 +70,22 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 // ScoreExtensions are none.
 func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
 
-// heldKey is that of the node where devices were held for the pod.
+// heldKey is that of the hold of the pod until it got its devices.
 const heldKey framework.StateKey = Name + "/held"
 
-type heldOn string
+// Clone returns the hold itself.
+func (h *hold) Clone() framework.StateData { return h }
 
-// Clone returns the same.
-func (h heldOn) Clone() framework.StateData { return h }
-
-// wakeHeld tries pods that wait for what was held for another one.
-func wakeHeld(ctx context.Context, p *Plugin, state framework.CycleState) {
-	if data, err := state.Read(heldKey); err == nil {
-		if node, ok := data.(heldOn); ok {
-			p.wake(ctx, string(node), "")
-		}
+// heldBefore is the hold that Reserve ended in a cycle, and its node; nil for none.
+func heldBefore(state framework.CycleState) (*hold, string) {
+	data, err := state.Read(heldKey)
+	if err != nil {
+		return nil, ""
 	}
+	if held, ok := data.(*hold); ok {
+		return held, held.node
+	}
+	return nil, ""
 }
 
 // reserved are the claims whose devices a pod's cycle assumed.
@@ -120,8 +121,9 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
-	if held := p.cluster.holds.bind(pod.UID); held != "" {
-		state.Write(heldKey, heldOn(held))
+	p.waiting.remove(pod.UID)
+	if held := p.cluster.holds.bind(pod.UID); held != nil {
+		state.Write(heldKey, held)
 	}
 	d := read(state)
 	if d == nil {
@@ -137,25 +139,34 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 	return nil
 }
 
-// Unreserve undoes Reserve, whatever became of the claims meanwhile.
-func (p *Plugin) Unreserve(ctx context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
-	p.cluster.holds.unbind(pod.UID)
+// Unreserve undoes Reserve, whatever became of the claims meanwhile. What was held for the pod is held again for its next attempt, before
+// its devices are free, unless its claims have them.
+func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+	held, node := heldBefore(state)
+	again, free := p.cluster.holds.unbind(pod.UID, held, state.IsPodGroupSchedulingCycle()), false
 	for _, c := range readReserved(state) {
 		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})
+			free = true
 		}
 	}
-	wakeHeld(ctx, p, state)
+	switch {
+	case !again:
+		p.cluster.holds.tell(node, "")
+	case !free:
+		p.shared.Drop(pod.UID)
+	}
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(ctx context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	if d := read(state); d != nil {
 		if first, ok := p.queued.end(pod.UID); ok {
 			queueSeconds.WithLabelValues(d.query.class).Observe(time.Since(first).Seconds())
 		}
 	}
-	wakeHeld(ctx, p, state)
+	_, node := heldBefore(state)
+	p.cluster.holds.tell(node, "")
 	for _, c := range readReserved(state) {
 		if c.uid == "" {
 			if claim := p.cluster.extendedClaim(pod); claim != nil {

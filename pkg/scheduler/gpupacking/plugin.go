@@ -83,6 +83,14 @@ func (p *Plugin) Name() string { return Name }
 // stateKey is that of a decision in the state of a scheduling cycle.
 const stateKey framework.StateKey = Name
 
+// passedKey is that of a note that the plugin passed the pod of a cycle over, although it asks for devices.
+const passedKey framework.StateKey = Name + "/passed"
+
+type passedOver struct{}
+
+// Clone returns the same.
+func (p passedOver) Clone() framework.StateData { return p }
+
 // decision is the plugin's for a pod in a cycle.
 type decision struct {
 	query   query
@@ -151,6 +159,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 	}
 	if passed != "" {
 		attempts.WithLabelValues(string(strategy), passed).Inc()
+		state.Write(passedKey, passedOver{})
 		return nil, skip
 	}
 	return p.narrow(ctx, state, pod, nodes, specs, query{holder: holderOf(pod), demand: demand, strategy: strategy,
@@ -165,7 +174,7 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 		among.replicas = replicasOn(nodes, pod)
 	}
 	d := &decision{query: q, among: among, costs: map[string]packing.Cost{}}
-	best, outcome := p.decide(ctx, pod, among, d)
+	best, outcome := p.decide(ctx, pod, d)
 	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
 	for _, c := range best {
@@ -198,31 +207,26 @@ func full(among eligible) string {
 }
 
 // decide finds the nodes that are left to the allocator, and why it is these.
-func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d *decision) ([]candidate, string) {
+func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, d *decision) ([]candidate, string) {
 	q := d.query
 	p.waiting.remove(pod.UID)
-	fallback := p.unnarrowed.remove(pod.UID)
-	if fallback {
-		q.most, among.groups = max(1, len(among.free)), nil
+	if p.unnarrowed.remove(pod.UID) {
+		return fallBack(ctx, p, pod, d)
 	}
-	best, outcome := p.look(ctx, among, q)
-	if outcome != outcomeNarrowed && outcome != outcomeBusy && outcome != outcomeFull {
+	best, outcome := p.look(ctx, d.among, q)
+	if (outcome == outcomeBusy || outcome == outcomeFull) && p.cluster.followAll() {
+		// The pod may have been queued by an event that the informer's handler has not got to. It comes only once.
+		best, outcome = p.look(ctx, d.among, q)
+	}
+	if outcome == outcomeNarrowed {
 		return best, outcome
 	}
-	if fallback {
-		return best, outcomeFallback
-	}
-	if outcome != outcomeNarrowed && p.cluster.followAll() {
-		// The pod may have been queued by an event that the informer's handler has not got to. It comes only once.
-		best, outcome = p.look(ctx, among, q)
-	}
+	wait(p, pod, q) // also where a check follows
 	if outcome != outcomeBusy && outcome != outcomeFull {
 		return best, outcome
 	}
 	d.outcome = outcome
-	// The end of a hold wakes the pod, also after a check.
-	p.waiting.put(pod.UID, waiter{q, pod, p.shared.rulesFor(p.handle.ProfileName(), pod)})
-	tried := p.addEvictions(ctx, pod, among, d)
+	tried := p.addEvictions(ctx, pod, d)
 	if d.outcome == outcomeEvict && !tried {
 		return nil, outcomeEvict
 	}
@@ -236,6 +240,29 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, d 
 		return nil, outcomeChecked
 	}
 	return best, d.outcome
+}
+
+// fallBack leaves all nodes to the allocator. Where other plugins refuse those with room on their GPUs, preemption is asked there and on
+// the best of the others, unless it refused all of those.
+func fallBack(ctx context.Context, p *Plugin, pod *corev1.Pod, d *decision) ([]candidate, string) {
+	all, q := d.among, d.query
+	all.free, all.busy, all.groups = slices.Concat(all.free, all.busy), nil, nil
+	q.most = max(1, len(all.free))
+	best, outcome := p.look(ctx, all, q)
+	wait(p, pod, q)
+	if outcome != outcomeNarrowed && outcome != outcomeFull {
+		return best, outcome
+	}
+	d.outcome = outcomeFallback
+	if p.addEvictions(ctx, pod, d) {
+		d.victims, d.more = nil, false
+	}
+	return best, outcomeFallback
+}
+
+// wait has the end of a hold wake a pod, if it may fit then.
+func wait(p *Plugin, pod *corev1.Pod, q query) {
+	p.waiting.put(pod.UID, waiter{q, pod, p.shared.rulesFor(p.handle.ProfileName(), pod)})
 }
 
 // look compares nodes. Where none that has CPU, memory and pod slots for the pod has room on its GPUs, it is those that lack
