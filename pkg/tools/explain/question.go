@@ -137,7 +137,7 @@ func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) *resourc
 		switch {
 		case claim == nil:
 			q.causes = append(q.causes, Cause{Kind: ClaimMissing, name: *name})
-		case resourceclaim.IsForPod(q.pod, claim, false) != nil && ref.ResourceClaimTemplateName != nil:
+		case resourceclaim.IsForPod(q.pod, claim, true) != nil && ref.ResourceClaimTemplateName != nil:
 			q.causes = append(q.causes, Cause{Kind: ClaimBusy, Claim: nameOf(claim), name: "it was created for another pod of that name"})
 		default:
 			q.existing(claim)

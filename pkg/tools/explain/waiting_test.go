@@ -68,6 +68,13 @@ Node node-1: enough devices are free
 			"\nThe pod's scheduler is volcano, of which some releases allocate no partitions or shares: see docs/queues.md. What fits is said as for kube-scheduler.\n"},
 		"a pod that asks for no devices": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.ResourceClaims = nil }, Waits,
 			"Pod team/trainer waits, and not for devices:\n- no scheduler has looked"},
+		"a claim of its PodGroup": {func(_ *bed, pod *corev1.Pod, in *Namespace) {
+			group, template := "gang", "gpu"
+			pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+			pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "trainer", ResourceClaimTemplateName: &template}
+			pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "trainer", ResourceClaimName: &pod.Spec.ResourceClaims[0].Name}}
+			in.Claims["trainer"].OwnerReferences = []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1beta1", Kind: "PodGroup", Name: group, UID: "group", Controller: new(true)}}
+		}, Waits, "Pod team/trainer fits, and yet waits:\n"},
 		"a gate": {func(_ *bed, pod *corev1.Pod, _ *Namespace) {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 			pod.Status.Conditions = looked(corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked")

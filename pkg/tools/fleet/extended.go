@@ -98,7 +98,7 @@ func shrinkPod(object any) (any, error) {
 		return small, nil
 	}
 	small.Spec.ResourceClaims, small.Status.ResourceClaimStatuses = p.Spec.ResourceClaims, p.Status.ResourceClaimStatuses
-	small.Spec.SchedulerName = p.Spec.SchedulerName
+	small.Spec.SchedulerName, small.Spec.SchedulingGroup = p.Spec.SchedulerName, p.Spec.SchedulingGroup
 	small.Spec.NodeSelector, small.Spec.Tolerations = p.Spec.NodeSelector, p.Spec.Tolerations
 	small.Spec.SchedulingGates = p.Spec.SchedulingGates
 	if p.Spec.Affinity != nil {
