@@ -21,7 +21,7 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if c.brokenBy != nil {
 		return nil, c.brokenBy
 	}
-	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes, over: q.over}
+	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: slices.Concat(q.notes, c.otherDriver()), over: q.over}
 	fixed := c.fixed(q)
 	if q.scheduled != "" {
 		e.State, e.Node, e.Causes = Scheduled, q.scheduled, fixed.finish(0)
