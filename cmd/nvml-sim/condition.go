@@ -12,11 +12,11 @@ import (
 )
 
 // conditionFlags are the flags of fault that say where a GPU is and how far its links and its fabric are, and whether the
-// node is in confidential computing mode. What they set stays until it is ended.
+// node is in confidential computing mode and has a Fabric Manager. What they set stays until it is ended.
 type conditionFlags struct {
 	absent, linksDown      bool
 	fabric, virtualization string
-	confidential           string
+	confidential, manager  string
 }
 
 func (f *conditionFlags) add(c *cobra.Command) {
@@ -28,10 +28,18 @@ func (f *conditionFlags) add(c *cobra.Command) {
 		"virtualization `mode` of the GPU: "+strings.Join(sim.VirtualizationModes(), ", "))
 	c.Flags().StringVar(&f.confidential, "confidential-computing", "",
 		"confidential computing `mode` of the node: "+strings.Join(sim.ConfidentialModes(), ", "))
+	c.Flags().StringVar(&f.manager, "fabric-manager", "", "whether Fabric Manager runs: on, `off`")
 }
 
 // setNode applies the flag that is about all GPUs, and reports whether it was given.
 func (f *conditionFlags) setNode(n *sim.Node) (given bool, err error) {
+	if f.manager != "" {
+		on, err := choice("--fabric-manager", f.manager, []string{"off", "on"})
+		if err != nil {
+			return true, err
+		}
+		return true, n.Hardware().SetFabricManager(on == 1)
+	}
 	if f.confidential == "" {
 		return false, nil
 	}

@@ -107,4 +107,12 @@ func TestMPS_FabricPending(t *testing.T) {
 	if _, out, code := b.client(nil); code != 0 {
 		t.Errorf("a program once the fabric is there: exit code %d: %s", code, out)
 	}
+	b = newBed(t, "dgx-a100") // whose GPUs do not register
+	b.start("-M")
+	for manager, want := range map[string]int{"off": 1, "on": 0} {
+		ok(t, "fault", "--root", b.root, "--fabric-manager", manager)
+		if _, out, code := b.client(nil); code != want || want == 1 && !strings.Contains(out, "CUDA_ERROR_SYSTEM_NOT_READY") {
+			t.Errorf("a program with Fabric Manager %s: exit code %d: %s", manager, code, out)
+		}
+	}
 }

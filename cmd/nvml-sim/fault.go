@@ -20,6 +20,7 @@ type faultFlags struct {
 	recovery   int
 	lost       bool
 	ecc        bool
+	remap      bool
 	gone       bool
 	clear      bool
 	slow       time.Duration
@@ -35,22 +36,25 @@ type faultFlags struct {
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use: "fault --root DIR [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE " +
-			"| --virtualization MODE | --confidential-computing MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
+		Use: "fault --root DIR [--gpu N] --xid N | --ecc | --remap-failed | --unavailable | --lost | --recovery N | --absent " +
+			"| --links-down | --fabric STATE | --fabric-manager off | --virtualization MODE | --confidential-computing MODE " +
+			"| --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
 		Short: "Inject faults, or clear them",
 		Long: `Inject faults, or clear them.
 
   --xid N              the GPU reports that XID to those who wait for events; with --gi N it is that GPU instance's
   --ecc                the GPU reports a double-bit ECC error
+  --remap-failed       a row of memory cannot be remapped: XID 64, and field 145 until --clear
   --unavailable        the GPU reports that it is unavailable
   --lost               the GPU falls off the bus: its calls return GPU_IS_LOST
   --absent             the GPU is not in the node: NVML started from now on does not list it
   --links-down         the NVLinks of the GPU are not trained
   --fabric STATE       the GPU's registration with its NVLink fabric is not-started, in-progress or completed; with --times N
                        for so many calls; model ends it
+  --fabric-manager off  Fabric Manager does not run: GPUs before Hopper cannot be used; on ends it
   --virtualization MODE  the GPU is in a guest or host of virtual machines: pass-through, vgpu, host-vgpu; none ends it
-  --confidential-computing MODE  all GPUs are in confidential computing mode and accept work or not: ready, not-ready; off
-                       ends it
+  --confidential-computing MODE  all GPUs are in confidential computing mode and accept work or not: ready, not-ready, with
+                       protected-pcie- before it in that mode; off ends it
   --recovery N         the GPU asks for recovery action N (field 230): 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P,
                        4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot
   --slow DURATION CALL the NVML call takes that long
@@ -82,6 +86,7 @@ GPU, also for its MIG mode.
 	c.Flags().IntVar(&f.gi, "gi", -1, "GPU instance `ID` the report is about")
 	c.Flags().IntVar(&f.ci, "ci", -1, "compute instance `ID` the report is about")
 	c.Flags().BoolVar(&f.ecc, "ecc", false, "report a double-bit ECC error")
+	c.Flags().BoolVar(&f.remap, "remap-failed", false, "make a row of memory fail to be remapped")
 	c.Flags().BoolVar(&f.gone, "unavailable", false, "report that the GPU is unavailable")
 	c.Flags().BoolVar(&f.lost, "lost", false, "make the GPU fall off the bus")
 	c.Flags().StringVar(&f.uuid, "uuid", "", "put a GPU of this `UUID` in the place of the GPU")
@@ -155,9 +160,9 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 // troubleGPU applies faults of a whole GPU.
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
-	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {
-		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, "+
-			"--virtualization, --confidential-computing, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
+	if !xid && !recovery && !f.ecc && !f.remap && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {
+		return usagef("nothing to do: want --xid, --ecc, --remap-failed, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, "+
+			"--fabric-manager, --virtualization, --confidential-computing, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")
@@ -170,6 +175,11 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	}
 	if recovery {
 		if err := n.Hardware().SetRecoveryAction(f.gpu, f.recovery); err != nil {
+			return err
+		}
+	}
+	if f.remap {
+		if err := n.Hardware().FailRemap(f.gpu); err != nil {
 			return err
 		}
 	}

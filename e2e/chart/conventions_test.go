@@ -3,10 +3,12 @@
 package chart
 
 import (
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 )
 
 // everything turns all parts of the chart on.
@@ -249,11 +252,49 @@ func TestRender_WebhookCertificate(t *testing.T) {
 		}
 	}
 	// On the host network the API server calls an address.
-	for values, want := range map[string][]string{"": nil, "hostNetwork: true, hostAddress: 192.0.2.1,": {"192.0.2.1"}} {
+	for values, want := range map[string]string{"": "", "hostNetwork: true, hostAddress: 192.0.2.1,": "192.0.2.1", "hostNetwork: true, hostAddress: 'fd00::1',": "fd00::1"} {
 		objects := mustRender(t, strings.Replace(everything, "webhook: {", "webhook: {"+values, 1))
 		got, _, err := unstructured.NestedStringSlice(find(objects, "Certificate", "cleave-webhook").Object, "spec", "ipAddresses")
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%s: the certificate's addresses (-want +got):\n%s%v", values, diff, err)
+		if strings.Join(got, " ") != want || err != nil {
+			t.Errorf("%s: the certificate's addresses: got %q, want %q: %v", values, got, want, err)
 		}
+		client := typed[admissionregistrationv1.ValidatingWebhookConfiguration](t, objects, "ValidatingWebhookConfiguration", "cleave-webhook").Webhooks[0].ClientConfig
+		if u, err := url.Parse(ptr.Deref(client.URL, "")); err != nil || u.Hostname() != want {
+			t.Errorf("%s: the API server calls %v, want %q: %v", values, u, want, err)
+		}
+	}
+}
+
+// TestRender_WebhookCA: the certificate's issuer signs with a CA that lasts. One that signed itself would be another CA at each renewal,
+// which the API server trusts before the pods have it.
+func TestRender_WebhookCA(t *testing.T) {
+	got := map[string]any{}
+	for _, o := range mustRender(t, everything) {
+		if strings.HasPrefix(o.GetAPIVersion(), "cert-manager.io/") {
+			got[o.GetKind()+" "+o.GetName()] = o.Object["spec"]
+		}
+	}
+	type object = map[string]any
+	want := object{
+		"Issuer cleave-webhook": object{"selfSigned": object{}},
+		"Certificate cleave-webhook-ca": object{"isCA": true, "commonName": "cleave-webhook-ca", "secretName": "cleave-webhook-tls-ca", "duration": "87600h",
+			"issuerRef": object{"kind": "Issuer", "name": "cleave-webhook"}},
+		"Issuer cleave-webhook-ca": object{"ca": object{"secretName": "cleave-webhook-tls-ca"}},
+		"Certificate cleave-webhook": object{"secretName": "cleave-webhook-tls", "issuerRef": object{"kind": "Issuer", "name": "cleave-webhook-ca"},
+			"dnsNames": []any{"cleave-webhook.cleave-system.svc", "cleave-webhook.cleave-system.svc.cluster.local"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("cert-manager's objects (-want +got):\n%s", diff)
+	}
+}
+
+// TestRender_WebhookConditions: the webhook is asked about what the policy is. Updates of finalizers, which schedulers and controllers make of
+// claims of all drivers, do not wait for its pods.
+func TestRender_WebhookConditions(t *testing.T) {
+	objects := mustRender(t, everything)
+	policy := typed[admissionregistrationv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy", "cleave-claims").Spec
+	webhook := typed[admissionregistrationv1.ValidatingWebhookConfiguration](t, objects, "ValidatingWebhookConfiguration", "cleave-webhook").Webhooks[0]
+	if diff := cmp.Diff(policy.MatchConditions, webhook.MatchConditions); diff != "" {
+		t.Errorf("conditions (-policy +webhook):\n%s", diff)
 	}
 }

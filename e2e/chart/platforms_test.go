@@ -5,6 +5,7 @@ package chart
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,18 +63,27 @@ func TestPlatforms_Documented(t *testing.T) {
 	}
 }
 
-// TestPlatforms_OnePlaceForTheDriver: plugin and supervisor look for the driver at the same place, and mount it.
+// TestPlatforms_OnePlaceForTheDriver: plugin and supervisor look for the driver at the same place, and mount it. The plugin reads the
+// host's mount of proc, as the times of its files are of the mount.
 func TestPlatforms_OnePlaceForTheDriver(t *testing.T) {
 	for name, values := range platforms() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			objects := mustRender(t, values)
 			plugin := podOfSet(t, objects, "cleave-plugin")
-			root := ""
+			root, procfs := "", ""
 			for _, e := range plugin.Containers[0].Env {
-				if e.Name == "DRIVER_ROOT" {
+				switch e.Name {
+				case "DRIVER_ROOT":
 					root = e.Value
+				case "PROCFS":
+					procfs = e.Value
 				}
+			}
+			if !slices.ContainsFunc(plugin.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.Name == "proc" && m.MountPath == procfs
+			}) {
+				t.Errorf("PROCFS=%q is no mount of the host's", procfs)
 			}
 			mounted := map[string]bool{}
 			for _, v := range plugin.Volumes {

@@ -221,9 +221,9 @@ func (b *Bed) Values(s Settings) string {
 	if s.APIHost == "" {
 		s.APIHost, s.APIPort = b.APIServer()
 	}
-	args, volume, mount := "[]", "", ""
+	args, volume, mount := "", "", ""
 	if s.RegistryDir != "" {
-		args = "[--kubelet-registry-dir=" + s.RegistryDir + "]"
+		args = ", --kubelet-registry-dir=" + s.RegistryDir
 		volume = ", {name: other-registry, hostPath: {path: " + s.RegistryDir + ", type: DirectoryOrCreate}}"
 		mount = ", {name: other-registry, mountPath: " + s.RegistryDir + "}"
 	}
@@ -239,12 +239,11 @@ plugin:
   privileged: $privileged
   hostNetwork: $network
   logVerbosity: 4
-  extraArgs: $args
+  extraArgs: [--procfs=/host$root/proc$args]
   env:
     - {name: KUBERNETES_SERVICE_HOST, value: $host}
     - {name: KUBERNETES_SERVICE_PORT, value: "$port"}
     - {name: SYSFS, value: /host$root/sys}
-    - {name: PROCFS, value: /host$root/proc}
   # Simulated hardware keeps its state in files below the driver's root, so that is mounted once more, to be written.
   extraVolumes: [{name: hardware, hostPath: {path: $root}}$volume]
   extraVolumeMounts: [{name: hardware, mountPath: /host$root/}$mount]

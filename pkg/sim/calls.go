@@ -173,6 +173,7 @@ var callNames = []string{
 	"nvmlInit_v2",
 	"nvmlShutdown",
 	"nvmlSystemGetConfComputeGpusReadyState",
+	"nvmlSystemGetConfComputeSettings",
 	"nvmlSystemGetConfComputeState",
 	"nvmlSystemGetCudaDriverVersion_v2",
 	"nvmlSystemGetDriverVersion",

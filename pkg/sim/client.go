@@ -42,13 +42,19 @@ func (cs *Clients) Add(index int, c Client) error {
 }
 
 // FabricPending reports whether a GPU is not registered with its NVLink fabric yet: until then CUDA programs cannot use it, not
-// even a single GPU of a virtual machine (kernel-open/nvidia-uvm/uvm_gpu.c, init_gpu: FABRIC_NOT_READY).
+// even a single GPU of a virtual machine (kernel-open/nvidia-uvm/uvm_gpu.c, init_gpu: FABRIC_NOT_READY). Before Hopper that is so on a
+// node with NVSwitches while Fabric Manager does not run, except in MIG mode (nv_gpu_ops.c, _gpuGetFabricStatus).
 func (cs *Clients) FabricPending(index int) (bool, error) {
 	st, err := cs.gpus[index].load()
 	if err != nil {
 		return false, fmt.Errorf("read GPU %d: %w", index, err)
 	}
-	return st.FabricState == FabricNotStarted || st.FabricState == FabricInProgress, nil
+	node, err := cs.state.load()
+	if err != nil {
+		return false, err
+	}
+	unmanaged := node.NoFabricManager && !st.MIG && cs.devices[index].board.ComputeCapability[0] < 9
+	return unmanaged || st.FabricState == FabricNotStarted || st.FabricState == FabricInProgress, nil
 }
 
 // checkClient refuses a client of a partition that does not exist.

@@ -6,14 +6,16 @@ import "fmt"
 
 // Confidential* is whether the GPUs of a node run in confidential computing mode, which a driver has only inside a
 // confidential virtual machine, and whether they accept work there (nvml.h, NVML_CC_SYSTEM_FEATURE_*,
-// NVML_CC_ACCEPTING_CLIENT_REQUESTS_*).
+// NVML_CC_ACCEPTING_CLIENT_REQUESTS_*). In protected PCIe mode the feature is off (conf_compute_api.c, SystemGetCapabilities).
 const (
 	ConfidentialOff = iota
 	ConfidentialNotReady
 	ConfidentialReady
+	ProtectedPCIeNotReady
+	ProtectedPCIeReady
 )
 
-var confidentialModes = []string{"off", "not-ready", "ready"}
+var confidentialModes = []string{"off", "not-ready", "ready", "protected-pcie-not-ready", "protected-pcie-ready"}
 
 // ConfidentialModes lists the names of Confidential* for the command line.
 func ConfidentialModes() []string { return confidentialModes }
@@ -36,13 +38,19 @@ type Confidential struct{ *Node }
 // ccFeature; "for Ampere or newer").
 func (n Confidential) ConfidentialComputing() (bool, error) {
 	mode, err := n.mode("nvmlSystemGetConfComputeState")
-	return mode != ConfidentialOff, err
+	return mode == ConfidentialNotReady || mode == ConfidentialReady, err
+}
+
+// ProtectedPCIe reports whether they run in protected PCIe mode (nvmlSystemGetConfComputeSettings: multiGpuMode).
+func (n Confidential) ProtectedPCIe() (bool, error) {
+	mode, err := n.mode("nvmlSystemGetConfComputeSettings")
+	return mode >= ProtectedPCIeNotReady, err
 }
 
 // AcceptsWork reports whether GPUs in confidential computing mode accept work (nvmlSystemGetConfComputeGpusReadyState).
 func (n Confidential) AcceptsWork() (bool, error) {
 	mode, err := n.mode("nvmlSystemGetConfComputeGpusReadyState")
-	return mode == ConfidentialReady, err
+	return mode == ConfidentialReady || mode == ProtectedPCIeReady, err
 }
 
 // mode is one of Confidential*, as a call reads it.

@@ -109,7 +109,8 @@ func (fs *Faults) HangCall(index int, call string) error {
 }
 
 // Clear removes faults, restores lost and absent GPUs, ends recovery actions, and resets fabric, NVLinks and virtualization to the
-// node's model; for one GPU, or for all and none (-1). Confidential computing, which is node-wide, ends only with -1.
+// node's model; for one GPU, or for all and none (-1). What is node-wide, confidential computing and the end of Fabric Manager, ends only
+// with -1.
 func (fs *Faults) Clear(index int) error {
 	hardware := Hardware{fs.core, fs}
 	for i := range fs.gpus {
@@ -125,10 +126,11 @@ func (fs *Faults) Clear(index int) error {
 		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return of(f.GPU) })
 		s.Lost = slices.DeleteFunc(s.Lost, of)
 		s.LinksDown = slices.DeleteFunc(s.LinksDown, of)
-		if index < 0 {
-			s.Confidential = ConfidentialOff
+		if index >= 0 {
+			return nil
 		}
-		return nil
+		s.Confidential = ConfidentialOff
+		return fs.setFabricManager(s, true)
 	})
 }
 

@@ -6,6 +6,7 @@ package sim
 const (
 	fieldNVLinkSpeedCommon   = 90
 	fieldNVLinkCount         = 91
+	fieldRemapFailure        = 145
 	fieldNVSwitchLinks       = 147
 	fieldNVLinkSpeed         = 164 // scope: link
 	fieldNVLinkState         = 165 // scope: link
@@ -49,6 +50,8 @@ func (d *Device) FieldValue(field, scope int) (uint64, error) {
 			return 1, nil
 		}
 		return 0, nil
+	case fieldRemapFailure:
+		return d.remapFailure()
 	case fieldRecoveryAction:
 		st, err := d.node.gpus[d.index].load()
 		if err != nil {
@@ -57,6 +60,22 @@ func (d *Device) FieldValue(field, scope int) (uint64, error) {
 		return uint64(st.Recovery), nil
 	}
 	return 0, fail(call, CodeNotSupported, "field %d", field)
+}
+
+// remapFailure is 1 if a row of memory could not be remapped (nvml.h, nvmlDeviceGetRemappedRows: "For Ampere or newer", NOT_SUPPORTED "if
+// MIG is enabled").
+func (d *Device) remapFailure() (uint64, error) {
+	const call = "nvmlDeviceGetFieldValues"
+	st, err := d.node.gpus[d.index].load()
+	switch {
+	case err != nil:
+		return 0, fail(call, CodeUnknown, "%v", err)
+	case d.board.ComputeCapability[0] < 8 || st.MIG:
+		return 0, fail(call, CodeNotSupported, "%s is older than Ampere or in MIG mode", d)
+	case st.RemapFailed:
+		return 1, nil
+	}
+	return 0, nil
 }
 
 // linkField is the value of a field about one NVLink.

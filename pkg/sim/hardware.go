@@ -61,11 +61,11 @@ func (h Hardware) restore(index int) error {
 			return err
 		}
 	}
-	if st.FabricState == 0 && st.Virtualization == VirtualizationNone {
+	if st.FabricState == 0 && st.Virtualization == VirtualizationNone && !st.RemapFailed {
 		return nil
 	}
 	return h.gpus[index].update(func(st *gpuState) error {
-		st.FabricState, st.FabricLooks, st.Virtualization = 0, 0, VirtualizationNone
+		st.FabricState, st.FabricLooks, st.Virtualization, st.RemapFailed = 0, 0, VirtualizationNone, false
 		return nil
 	})
 }
@@ -108,6 +108,18 @@ func (h Hardware) Raise(index int, e Event) error {
 	}
 	return h.gpus[index].update(func(st *gpuState) error {
 		st.addEvent(event{Type: e.Type, Data: e.Data, GPUInstance: e.GPUInstance, ComputeInstance: e.ComputeInstance})
+		return nil
+	})
+}
+
+// FailRemap makes a row of a GPU's memory fail to be remapped, as the board records for good, and reports XID 64.
+func (h Hardware) FailRemap(index int) error {
+	if err := h.checkIndex(index); err != nil {
+		return fmt.Errorf("fail a remapping: %w", err)
+	}
+	return h.gpus[index].update(func(st *gpuState) error {
+		st.RemapFailed = true
+		st.addEvent(event{Type: EventXID, Data: 64, GPUInstance: noInstance, ComputeInstance: noInstance})
 		return nil
 	})
 }

@@ -78,6 +78,10 @@ func (s *spec) procfs() map[string]treeFile {
 		"Character devices:\n  1 mem\n  5 /dev/tty\n%d nvidia\n%d nvidia-modeset\n%d nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n"+
 			"%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
 		majorNVIDIA, majorNVIDIA, majorNVIDIA, majorUVM, majorCaps, majorNVSwitch))
+	addFile(files, "proc/2/comm", "kthreadd\n")
+	if len(s.NVSwitches) > 0 {
+		addFile(files, managerProc+"/comm", "nv-fabricmanage\n")
+	}
 	return files
 }
 

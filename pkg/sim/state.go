@@ -36,6 +36,8 @@ type nodeState struct {
 	Unloads int `json:"unloads,omitempty"`
 	// Confidential is one of Confidential*.
 	Confidential int `json:"confidential,omitempty"`
+	// NoFabricManager means that Fabric Manager does not run.
+	NoFabricManager bool `json:"noFabricManager,omitempty"`
 	// Quirks of the driver, sorted.
 	Quirks []Quirk `json:"quirks,omitempty"`
 }
@@ -54,6 +56,8 @@ type gpuState struct {
 	Persistence bool `json:"persistence,omitempty"`
 	// Recovery is field 230 (GPU_RECOVERY_ACTION).
 	Recovery int `json:"recovery,omitempty"`
+	// RemapFailed is field 145 (REMAPPED_FAILURE), which survives resets.
+	RemapFailed bool `json:"remapFailed,omitempty"`
 	// Virtualization is one of Virtualization*; zero for the node model's.
 	Virtualization int `json:"virtualization,omitempty"`
 	// MinorShift is added to the minor number of the GPU.

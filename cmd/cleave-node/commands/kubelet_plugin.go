@@ -84,7 +84,8 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup",
 		"where the host's cgroups are mounted: those of pods, and with version 2 those whose memory drivers limit")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
-	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
+	flags.StringVar(&config.Procfs, "procfs", "/proc",
+		"the node's procfs; while the driver is released, partitions can be proven the same as long as this mount exists")
 	policies.AddFile(flags)
 	flags.StringSliceVar(&config.PolicyLabels, "policy-labels", []string{v1alpha1.PolicyLabel},
 		"node labels, of which the first that the node has names its policy")

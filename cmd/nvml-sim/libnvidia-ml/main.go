@@ -186,12 +186,30 @@ func nvmlSystemGetConfComputeState(to *C.nvmlConfComputeSystemState_t) C.nvmlRet
 	})
 }
 
+//export nvmlSystemGetConfComputeSettings
+func nvmlSystemGetConfComputeSettings(to *C.nvmlSystemConfComputeSettings_t) C.nvmlReturn_t {
+	switch {
+	case to == nil:
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	case to.version != C.nvmlSystemConfComputeSettings_v1:
+		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+	}
+	return answer(node, func(n *sim.Node) (C.nvmlSystemConfComputeSettings_t, error) {
+		on, err := sim.Confidential{Node: n}.ConfidentialComputing()
+		if err != nil {
+			return *to, err
+		}
+		protected, err := sim.Confidential{Node: n}.ProtectedPCIe()
+		return C.nvmlSystemConfComputeSettings_t{version: to.version, ccFeature: flag(on), multiGpuMode: flag(protected)}, err
+	}, to, func(s C.nvmlSystemConfComputeSettings_t) C.nvmlSystemConfComputeSettings_t { return s })
+}
+
 //export nvmlSystemGetConfComputeGpusReadyState
 func nvmlSystemGetConfComputeGpusReadyState(to *C.uint) C.nvmlReturn_t {
 	return answer(node, func(n *sim.Node) (bool, error) { return sim.Confidential{Node: n}.AcceptsWork() }, to, flag)
 }
 
-// flag is 1 for true: NVML_CC_SYSTEM_FEATURE_ENABLED, NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE.
+// flag is 1 for true: NVML_CC_SYSTEM_FEATURE_ENABLED, NVML_CC_SYSTEM_MULTIGPU_PROTECTED_PCIE, NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE.
 func flag(on bool) C.uint {
 	if on {
 		return 1

@@ -42,7 +42,7 @@ var (
 	// ErrMinorChanged: the GPU's device node differs from the published one.
 	ErrMinorChanged = errors.New("the minor number has changed")
 	// ErrReleased: Cleave has closed the GPU so that it can be reset.
-	ErrReleased = errors.New("the GPU is released for a change of its MIG mode")
+	ErrReleased = errors.New("the GPU is closed for a reset")
 	// ErrModeChanged: the MIG mode of the GPU differs from the published one.
 	ErrModeChanged = errors.New("the MIG mode has changed")
 	// ErrDriverNotLoaded: the kernel driver is not loaded (NVML_ERROR_DRIVER_NOT_LOADED).

@@ -21,6 +21,13 @@ const (
 	RecoverySystemReboot  RecoveryAction = 7
 )
 
+// Recovery is what the driver reports about errors that are not over.
+type Recovery struct {
+	Action RecoveryAction
+	// RemapFailed is whether a row of the GPU's memory could not be remapped; nil if the driver does not report it now, as in MIG mode.
+	RemapFailed *bool
+}
+
 // EventKind is the kind of an Event.
 type EventKind int
 

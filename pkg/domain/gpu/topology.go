@@ -38,10 +38,14 @@ const (
 	// FabricFailed is not a state of NVML's: the registration has completed with an error, or the GPU's route to the others is
 	// unhealthy. Links then stay trained, but GPUs cannot reach each other over them.
 	FabricFailed
+	// FabricUnmanaged is neither: GPUs before Hopper do not register, but no Fabric Manager runs, which CUDA waits for.
+	FabricUnmanaged
 )
 
-// Pending reports whether the registration has not completed yet.
-func (s FabricState) Pending() bool { return s == FabricNotStarted || s == FabricInProgress }
+// Pending reports whether the GPU cannot be used yet.
+func (s FabricState) Pending() bool {
+	return s == FabricNotStarted || s == FabricInProgress || s == FabricUnmanaged
+}
 
 // String names a state in words.
 func (s FabricState) String() string {
@@ -54,6 +58,8 @@ func (s FabricState) String() string {
 		return "completed"
 	case FabricFailed:
 		return "failed"
+	case FabricUnmanaged:
+		return "not managed"
 	default:
 		return "not supported"
 	}

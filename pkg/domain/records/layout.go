@@ -33,8 +33,17 @@ type Layout struct {
 	// Offered are the places of the policy's layout, in order of start: existing partitions, partitions allocated to claims, and those
 	// not created yet. A layout keeps its places, also across reboots, as claims may already be allocated them.
 	Offered []gpu.Place `json:"offered,omitempty"`
+	// Witnesses of the partitions at Places, recorded when the driver was released: while one is unchanged, so is its partition. Empty in
+	// layouts of releases that did not record them.
+	Witnesses []LayoutWitness `json:"witnesses,omitempty"`
 	// Unknown holds the fields of a later release; nil if there are none.
 	Unknown any `json:"-"`
+}
+
+// LayoutWitness is the witness of the partition at a place, see Device.Witness.
+type LayoutWitness struct {
+	Place   gpu.Place `json:"place"`
+	Witness string    `json:"witness"`
 }
 
 // Has reports whether Cleave created the partition at a place; false without a layout.

@@ -108,7 +108,8 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
-// AllocatedShareID is by which share ID the claim's allocation has the device; empty for none. That of an exclusive share is not in the allocation.
+// AllocatedShareID is by which share ID the claim's allocation has the device; empty for none. That of an exclusive share is not in the
+// allocation.
 func (d *Device) AllocatedShareID() string {
 	if d.Share != nil && !d.Share.Exclusive {
 		return d.Share.ID
@@ -129,8 +130,19 @@ func (r *Record) GPUs() []string {
 // EndsWithReset reports whether of a claim that has ended nothing but partitions and shares is left on a GPU, and no process of its pods. A
 // reset of the GPU ends partitions. The time slices and the compute mode of a GPU that has failed may be restored only after its reset.
 func (r *Record) EndsWithReset(gpuDevice string) bool {
+	return r.hasEndedBut(gpuDevice, func(d *Device) bool { return d.Partition != nil || d.Share != nil })
+}
+
+// EndsBeforeChange is EndsWithReset for a change of the GPU's MIG mode: nothing but partitions is left, which are destroyed before.
+func (r *Record) EndsBeforeChange(gpuDevice string) bool {
+	return r.hasEndedBut(gpuDevice, func(d *Device) bool { return d.Partition != nil && d.Share == nil })
+}
+
+// hasEndedBut reports whether a claim has ended, with its pods' processes, and what is left of it on a GPU is as given. Of a device with
+// admin access nothing is left.
+func (r *Record) hasEndedBut(gpuDevice string, left func(d *Device) bool) bool {
 	return r.State != Prepared && len(r.Pods) == 0 && !r.OtherConsumers && !slices.ContainsFunc(r.Devices, func(d Device) bool {
-		return d.GPU == gpuDevice && !d.Released && (d.AdminAccess || d.Partition == nil && d.Share == nil)
+		return d.GPU == gpuDevice && !d.Released && !d.AdminAccess && !left(&d)
 	})
 }
 

@@ -71,30 +71,32 @@ func TestRecordGPUs(t *testing.T) {
 	}
 }
 
-func TestRecord_EndsWithReset(t *testing.T) {
+func TestRecord_Ends(t *testing.T) {
 	for name, tt := range map[string]struct {
-		device Device
-		want   bool
+		device                  Device
+		withReset, beforeChange bool
 	}{
-		"whole":              {Device{}, false},
-		"whole, released":    {Device{Released: true}, true},
-		"observed":           {Device{AdminAccess: true}, false},
-		"partition":          {Device{Partition: &gpu.Partition{}}, true},
-		"observed partition": {Device{AdminAccess: true, Partition: &gpu.Partition{}}, false},
-		"time slices":        {Device{Share: &Share{Kind: gpu.TimeSlice, Interval: "Long"}}, true},
-		"MPS":                {Device{Share: &Share{Kind: gpu.MPS}}, true},
-		"MPS of a partition": {Device{Share: &Share{Kind: gpu.MPS}, Partition: &gpu.Partition{}}, true},
+		"whole":              {Device{}, false, false},
+		"whole, released":    {Device{Released: true}, true, true},
+		"observed":           {Device{AdminAccess: true}, true, true},
+		"partition":          {Device{Partition: &gpu.Partition{}}, true, true},
+		"observed partition": {Device{AdminAccess: true, Partition: &gpu.Partition{}}, true, true},
+		"time slices":        {Device{Share: &Share{Kind: gpu.TimeSlice, Interval: "Long"}}, true, false},
+		"MPS":                {Device{Share: &Share{Kind: gpu.MPS}}, true, false},
+		"MPS, released":      {Device{Share: &Share{Kind: gpu.MPS}, Released: true}, true, true},
+		"MPS of a partition": {Device{Share: &Share{Kind: gpu.MPS}, Partition: &gpu.Partition{}}, true, false},
 	} {
 		tt.device.GPU = "a"
 		r := &Record{State: Releasing, Devices: []Device{tt.device, {GPU: "b"}}}
-		if got := r.EndsWithReset("a"); got != tt.want {
-			t.Errorf("%s: got %t, want %t", name, got, tt.want)
+		got := []bool{r.EndsWithReset("a"), r.EndsBeforeChange("a")}
+		if diff := cmp.Diff([]bool{tt.withReset, tt.beforeChange}, got); diff != "" {
+			t.Errorf("%s: with a reset, before a change (-want +got):\n%s", name, diff)
 		}
 		r.Pods = []types.UID{"pod"}
-		if r.EndsWithReset("a") {
+		if r.EndsWithReset("a") || r.EndsBeforeChange("a") {
 			t.Errorf("%s: it ends with processes of a pod", name)
 		}
-		if r.Pods, r.State = nil, Prepared; r.EndsWithReset("a") {
+		if r.Pods, r.State = nil, Prepared; r.EndsWithReset("a") || r.EndsBeforeChange("a") {
 			t.Errorf("%s: it ends although the claim has not", name)
 		}
 	}

@@ -136,8 +136,11 @@ func temporary(name string) string { return "." + name + ".*" }
 const sweepAge = 10 * time.Minute
 
 // Sweep deletes temporary files of WriteFile that are older than ten minutes.
-func (Disk) Sweep(dir string) error {
-	left, err := filepath.Glob(filepath.Join(dir, temporary("*")))
+func (Disk) Sweep(dir string) error { return RemoveOld(filepath.Join(dir, temporary("*"))) }
+
+// RemoveOld deletes the files of a pattern, as of filepath.Glob, that are older than ten minutes.
+func RemoveOld(pattern string) error {
+	left, err := filepath.Glob(pattern)
 	if err != nil {
 		return err
 	}

@@ -14,30 +14,41 @@ import (
 	"k8s.io/klog/v2"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
 
 // specDir is the directory that container runtimes read specs from.
-type specDir struct {
-	path string
-	// cache writes specs. It is created once, because that parses every spec in the directory.
-	cache *cdi.Cache
-}
+type specDir struct{ path string }
 
-func openSpecDir(path string) (*specDir, error) {
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
-	if err != nil {
-		return nil, fmt.Errorf("open the CDI directory %s: %w", path, err)
+// openSpecDir removes what writes that were cut short have left of a driver's specs. Files spec.*.tmp are of the CDI library's own writer
+// (pkg/cdi/spec.go, write), which releases before used: it left them where a disk was full, too.
+func openSpecDir(path, driver string) *specDir {
+	for _, pattern := range []string{"." + driver + "-*.json.*", "spec.*.tmp"} {
+		_ = store.RemoveOld(filepath.Join(path, pattern)) // otherwise the next start does
 	}
-	return &specDir{path: path, cache: cache}, nil
+	return &specDir{path}
 }
 
-// write writes a spec atomically.
+// write writes a spec atomically, unless a runtime could not read it. A failed write leaves nothing behind.
 func (d *specDir) write(spec *specs.Spec, file string) error {
 	if err := os.MkdirAll(d.path, 0o755); err != nil { //nolint:gosec // runtimes and their users read this directory
 		return fmt.Errorf("create the CDI directory: %w", err)
 	}
-	if err := d.cache.WriteSpec(spec, file); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", filepath.Join(d.path, file), err)
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode the CDI spec: %w", err)
+	}
+	path := filepath.Join(d.path, file)
+	err = store.Replace(path, func(f *os.File) error {
+		if _, err := f.Write(data); err != nil {
+			return err
+		}
+		_, err := cdi.ReadSpec(f.Name(), 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("write the CDI spec %s: %w", path, err)
 	}
 	return nil
 }

@@ -100,10 +100,7 @@ func NewStatic(opts Options) (*Static, error) {
 		return nil, fmt.Errorf("driver root %s on the host is seen as / by the plugin: mount it elsewhere and set --container-driver-root",
 			opts.DriverRoot)
 	}
-	dir, err := openSpecDir(opts.Dir)
-	if err != nil {
-		return nil, err
-	}
+	dir := openSpecDir(opts.Dir, opts.Driver)
 	return &Static{opts: opts, dir: dir, file: specFile{dir: dir, name: staticFile(opts.Driver)}, now: time.Now, creating: newAttempts()}, nil
 }
 

@@ -129,7 +129,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 		return nil, err
 	}
 	if sameDevices(have, a.toRecord()) {
-		if err := a.Ledger.sessions.check(ctx, a.backend, have); err != nil {
+		if err := a.Ledger.sessions.check(ctx, a.backend, have, a.view.others); err != nil {
 			return nil, err
 		}
 		whole, err := a.intact(ctx, a.backend, have)

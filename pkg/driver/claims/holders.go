@@ -27,7 +27,7 @@ func noHolders(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { re
 // heldBy returns the end of a reset error: the processes that have the GPU open and prevent the reset.
 func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU, inUse bool) string {
 	holders, err := m.gate.holders(ctx, g, nil)
-	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
+	holders = unyielding(holders)
 	switch {
 	case len(holders) > 0:
 		return describeHolders(holders)

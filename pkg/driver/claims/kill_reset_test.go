@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
-	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 )
@@ -91,9 +90,6 @@ func (w *worker) release(ctx context.Context) error {
 	b := w.backend.Load()
 	w.SetWaiting(gpu.ErrDriverNotLoaded)
 	w.Quiesce()
-	// From the end of the session on, what the plugin made ahead of claims counts as others', and this test's list of it
-	// follows only later: a kill between the two would leave a list that is wrong. TestEndSession_Fails has the disk's side.
-	w.sheltered = true
 	if err := w.Ledger.EndSession(ctx, b.hardware); err != nil {
 		return err
 	}
@@ -108,38 +104,13 @@ func (w *worker) release(ctx context.Context) error {
 			return err
 		}
 		w.save()
-	} else if err := w.disownLayout(); err != nil {
-		return err
 	}
-	w.sheltered = false
 	w.SetHardware(b.hardware, w.specs)
 	w.Recover(ctx)
 	if err := w.retry(ctx); err != nil {
 		return err
 	}
 	return w.relayout(ctx)
-}
-
-// disownLayout notes that what the plugin created ahead of claims is not its own after a release of the driver: nothing proves
-// that it is the same. What it created for a claim, which came back to a partition that was lost, is proven by its witness.
-func (w *worker) disownLayout() error {
-	now, err := instancesNow(w.node)
-	for _, u := range now {
-		if u.GPU == layoutGPU && !slices.Contains(w.truth.Unmanaged, u) && !w.createdForClaim(u) {
-			w.truth.Unmanaged = append(w.truth.Unmanaged, u)
-		}
-	}
-	w.save()
-	return err
-}
-
-// createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.
-func (w *worker) createdForClaim(u unmanaged) bool {
-	return slices.ContainsFunc(w.Ledger.Records(), func(r *records.Record) bool {
-		return slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool {
-			return d.GPU == w.gpus.GPUs[u.GPU].PCI.DeviceName() && d.Partition.GI == u.ID && !d.Partition.Existing
-		})
-	})
 }
 
 // lostPartitions is what becomes of claims with partitions when those are gone: their pods end, or the kubelet has the claim

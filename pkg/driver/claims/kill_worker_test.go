@@ -28,8 +28,6 @@ import (
 // worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
 // what the life before it has left, checks that, goes on, and is killed at a step.
 type worker struct {
-	// sheltered: no step is killed.
-	sheltered bool
 	*Preparer
 	dir    string
 	random *rand.Rand
@@ -104,20 +102,12 @@ func runWorker(life *killtest.Life) error {
 	return w.check("at the end", true)
 }
 
-// step is called for each step of the plugin.
-func (w *worker) step(what string) {
-	if w.sheltered { // see release
-		return
-	}
-	w.life.Step(what)
-}
-
 func (w *worker) open(ctx context.Context) error {
 	var err error
 	if w.node, err = sim.Open(filepath.Join(w.dir, "node")); err != nil {
 		return err
 	}
-	session, err := nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(w.node), w.step}, w.node.Sysfs())
+	session, err := nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(w.node), w.life.Step}, w.node.Sysfs())
 	if err != nil {
 		return err
 	}
@@ -125,7 +115,7 @@ func (w *worker) open(ctx context.Context) error {
 		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
 	}}}}}, session.Node(), policy.Capabilities{})
 	w.shared = w.gpus.Offers[layoutGPU].Partitions.Shared
-	disk := hookedDisk{Disk: store.Disk{}, step: w.step}
+	disk := hookedDisk{Disk: store.Disk{}, step: w.life.Step}
 	o, err := stateIn(w.dir, disk)
 	if err != nil {
 		return err
@@ -133,10 +123,10 @@ func (w *worker) open(ctx context.Context) error {
 	if w.specs, err = specsIn(w.dir, compatibleID.Driver); err != nil {
 		return err
 	}
-	w.specs.step = w.step
+	w.specs.step = w.life.Step
 	w.sharing = &sharingDir{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
-		w.step(action)
+		w.life.Step(action)
 	}}
 	if err := killtest.ReadTruth(w.dir, &w.truth); err != nil {
 		return err

@@ -72,14 +72,17 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 			return fmt.Errorf("the layout of %s cannot be read: check the node's disk", name)
 		}
 	}
+	all, err := b.hardware.Partitions(ctx, g)
+	if err != nil {
+		return err
+	}
+	if err := renewLayout(p.ledger, g, all); err != nil {
+		return err
+	}
 	have := p.ledger.layout(name)
 	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
 		// The layout of a replaced GPU, or a policy that only uses existing partitions: the partitions are unmanaged from now on.
 		return p.ledger.layouts.write(&records.Layout{GPU: name})
-	}
-	all, err := b.hardware.Partitions(ctx, g)
-	if err != nil {
-		return err
 	}
 	var wanted []gpu.Place
 	if offer.PartitionMode() == policy.Layout {

@@ -258,9 +258,17 @@ func TestLayout_Corrupt(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.lay(balanced)
 	file := filepath.Join(b.dir, "layouts", b.name(0)+".json")
+	written, err := os.ReadFile(file)
+	must(t, err)
 	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	b = b.restart() // by the copy
+	if len(b.notes) != 1 || !strings.Contains(b.notes[0], "its copy is used") {
+		t.Errorf("got notes %v, want one of the copy", b.notes)
+	}
 	b.lay(balanced)
+	repaired, err := os.ReadFile(file)
+	must(t, err)
+	equal(t, "layout", string(written), string(repaired))
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	must(t, os.WriteFile(filepath.Join(b.dir, "layouts", "copies", b.name(0)+".json"), nil, 0o600))

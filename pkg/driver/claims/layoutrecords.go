@@ -25,7 +25,7 @@ type layouts struct {
 	byGPU map[string]*records.Layout
 	// latest are the layouts on record, of any boot.
 	latest map[string]*records.Layout
-	// unread are the GPUs whose layout could not be read, unsaved those whose layout in memory could not be written.
+	// unread are the GPUs whose layout could not be read, unsaved those whose layout in memory could not be written, or is that of a copy.
 	unread, unsaved map[string]bool
 }
 
@@ -120,7 +120,7 @@ func (l *layouts) isUnread(gpuDevice string) bool {
 	return l.unread[gpuDevice]
 }
 
-// isUnsaved reports whether the layout in memory could not be written.
+// isUnsaved reports whether the layout in memory could not be written, or is that of a copy.
 func (l *layouts) isUnsaved(gpuDevice string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,7 +133,7 @@ func (l *layouts) writeChanged(layout, have *records.Layout, empty bool) error {
 		have = &records.Layout{}
 	}
 	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
-		slices.Equal(have.Offered, layout.Offered) || have == nil && empty {
+		slices.Equal(have.Offered, layout.Offered) && slices.Equal(have.Witnesses, layout.Witnesses) || have == nil && empty {
 		return nil
 	}
 	if empty {
@@ -172,6 +172,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not read the layouts of GPUs")
 	}
+	l.followCopies(ctx, notify)
 	l.reload(ctx, bootID, devices)
 	for _, device := range devices {
 		corrupt := (*store.CorruptError)(nil)
@@ -188,6 +189,24 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 				"Its partitions are unmanaged from now on: Cleave will not destroy them.", device, aside, corrupt.Err))
 		}
 	}
+}
+
+// followCopies reports a layout whose copy is in use, once until it is written again, which is at its next write even if it is unchanged.
+func (l *layouts) followCopies(ctx context.Context, notify Notify) {
+	if l.store == nil {
+		return
+	}
+	l.store.OnCopy(func(device string, cause error) {
+		if l.isUnsaved(device) {
+			return
+		}
+		l.note(&l.unsaved, device, true)
+		klog.FromContext(ctx).Error(cause, "The layout of a GPU is corrupt; using its copy", "gpu", device)
+		if notify != nil {
+			notify("CorruptLayout", fmt.Sprintf("The layout of %s could not be read; its copy is used: %v. Check the node's disk.",
+				device, cause))
+		}
+	})
 }
 
 // reload reads the layouts of some GPUs again: another process may have changed them. The partitions of a layout of an earlier boot

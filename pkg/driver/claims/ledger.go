@@ -67,6 +67,12 @@ func (l *Ledger) isChanging(device string) bool {
 	return changing
 }
 
+// awaitsChange reports whether the MIG mode of one of a claim's GPUs is being changed, or the GPU reset. Who locked the claim's GPUs would
+// wait for that with the others in hand, which other claims may have by now.
+func awaitsChange(l *Ledger, r *records.Record) bool {
+	return slices.ContainsFunc(r.GPUs(), l.isChanging)
+}
+
 // corruptOn returns the claims whose records were set aside and that may have devices of a GPU: their allocation includes
 // one, or is unknown.
 func (l *Ledger) corruptOn(gpuDevice string) []types.UID {

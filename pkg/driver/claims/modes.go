@@ -97,11 +97,16 @@ func (m *Modes) change(ctx context.Context, device string, enable bool) error {
 		if g.MIG.Enabled == enable {
 			return m.settle(ctx, b, g, left)
 		}
-		if err := m.checkIdle(ctx, b, g, nil); err != nil {
+		if err := m.checkIdle(ctx, b, g, m.ending(device, false)); err != nil {
 			return err
 		}
+		state, err := m.Tool.Query(ctx, g.PCI)
+		if err != nil {
+			return err
+		}
+		left.Persistence = left.Persistence || state.Persistence
 		klog.FromContext(ctx).Info("Changing the MIG mode of a GPU, which requires a reset", "gpu", device, "uuid", g.UUID, "enable", enable)
-		err := m.perform(ctx, b, g, enable, left, m.reset)
+		err = m.perform(ctx, b, g, enable, left, m.reset)
 		if errors.Is(b.hardware.Usable(g), gpu.ErrModeChanged) { // the inventory as published has the old mode until the next plan
 			changed = g
 		}
@@ -156,26 +161,25 @@ func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records
 }
 
 // perform records a change of an idle GPU, closes it and calls a function that changes it; from the record on only a kill interrupts
-// it. If it fails, the mode is unchanged.
+// it. If it fails, the mode is unchanged. left is the record of an interrupted change, if any, with the persistence mode to be restored.
 func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, enable bool, left records.ModeChange,
 	do func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error) error {
-	state, err := m.Tool.Query(ctx, g.PCI)
-	if err != nil {
-		return err
-	}
 	change := &records.ModeChange{
 		Format: records.ModeChangeFormat, BootID: m.ledger.bootID, GPU: g.PCI.DeviceName(), UUID: g.UUID, Enable: enable,
-		Persistence: state.Persistence || left.Persistence,
+		Persistence: left.Persistence,
 	}
 	if err := m.write(change); err != nil {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := b.hardware.Release(ctx, g.PCI); err != nil {
+		if left.GPU != "" {
+			return err // what was interrupted is still to be restored
+		}
 		return errors.Join(err, m.done(change.GPU))
 	}
 	// Check again, as late as possible: the scheduler may have decided before it saw that the devices are withdrawn.
-	failed := m.checkUnprepared(ctx, change.GPU)
+	failed := m.checkUnprepared(ctx, change.GPU, enable == g.MIG.Enabled)
 	if failed == nil {
 		failed = do(ctx, g, change)
 	}

@@ -30,7 +30,7 @@ const (
 )
 
 // checkIdle fails unless no claim or process uses a GPU and it has no partitions, but those that end with its reset; the caller holds its
-// lock. Partitions that Cleave created ahead of claims are destroyed, as far as they have to go. ends is nil for a change of the mode.
+// lock. Partitions of ended claims, and those that Cleave created ahead of claims, are destroyed, as far as they have to go.
 func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *ending) error {
 	device := g.PCI.DeviceName()
 	var names []string
@@ -49,26 +49,37 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *end
 	if corrupt := m.ledger.corruptOn(device); len(corrupt) > 0 {
 		return fmt.Errorf("claims %v have corrupt records and may be using the GPU: %w", corrupt, gpu.ErrInUse)
 	}
-	if err := m.checkUnprepared(ctx, device); err != nil {
+	if err := m.checkUnprepared(ctx, device, ends.reset); err != nil {
 		return err
 	}
-	if err := m.checkPartitions(ctx, b, g, ends); err != nil {
-		return err
+	return m.checkUnused(ctx, b, g, ends)
+}
+
+// checkUnused is checkIdle for partitions and processes. Until its reset a failed GPU may list neither. Then the processes that have it
+// open are all there are, and each of them must be seen.
+func (m *Modes) checkUnused(ctx context.Context, b *backend, g *gpu.GPU, ends *ending) error {
+	partsErr := ends.check(ctx, b, g)
+	if partsErr != nil && !ends.awaits(partsErr) && !errors.Is(partsErr, gpu.ErrInUse) {
+		return partsErr
 	}
 	pids, listErr := b.hardware.Processes(ctx, g.PCI)
 	holders, err := m.gate.holders(ctx, g, nil)
-	// Until its reset a failed GPU may list no processes; the holders are all there are.
-	if listErr != nil && !errors.Is(listErr, gpu.ErrNotSupported) && (err != nil || !errors.Is(listErr, gpu.ErrResetRequired)) {
-		return listErr
-	}
-	if len(pids) > 0 {
+	switch listed := listErr == nil || errors.Is(listErr, gpu.ErrNotSupported); {
+	case !listed && !awaitsReset(listErr):
+		return errors.Join(partsErr, listErr)
+	case err != nil && (!listed || ends.awaits(partsErr)):
+		return fmt.Errorf("%w; which processes have it open cannot be determined: %w", errors.Join(partsErr, listErr), err)
+	case errors.Is(partsErr, gpu.ErrInUse):
+		if err == nil && len(pids) == 0 && m.openInPods(ctx, b, g, holders) {
+			return fmt.Errorf("%w: %w", gpu.ErrHeldByPods, partsErr)
+		}
+		return partsErr
+	case len(pids) > 0:
 		return fmt.Errorf("%w by processes %v%s", gpu.ErrInUse, pids, describeHolders(holders))
+	case err != nil: // the driver then reports whether others use it
+		klog.FromContext(ctx).V(4).Info("Cannot see all processes that have a GPU open", "gpu", g.PCI.DeviceName(), "reason", err.Error())
 	}
-	if err != nil { // the driver then reports whether others use it
-		klog.FromContext(ctx).V(4).Info("Cannot see all processes that have a GPU open", "gpu", device, "reason", err.Error())
-	}
-	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
-	if len(holders) > 0 {
+	if holders = unyielding(holders); len(holders) > 0 {
 		why := gpu.ErrInUse
 		if err == nil && m.inPods(ctx, holders) {
 			why = gpu.ErrHeldByPods
@@ -76,6 +87,23 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU, ends *end
 		return fmt.Errorf("%w%s", why, describeHolders(holders))
 	}
 	return nil
+}
+
+// unyielding removes the programs that may keep a GPU open.
+func unyielding(holders []Holder) []Holder {
+	return slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
+}
+
+// openInPods reports whether those that have a GPU open, or its partitions, all run in pods. DCGM may keep partitions open that it no
+// longer watches, and of these the driver lists no process.
+func (o *ModeOptions) openInPods(ctx context.Context, b *backend, g *gpu.GPU, holders []Holder) bool {
+	parts, err := b.hardware.Partitions(ctx, g)
+	for i := range parts {
+		of, partErr := b.holders(ctx, g, &parts[i])
+		holders, err = append(holders, of...), errors.Join(err, partErr)
+	}
+	holders = unyielding(holders)
+	return err == nil && len(holders) > 0 && o.inPods(ctx, holders)
 }
 
 // inPods reports whether processes all run in pods: then these can be stopped by a label of the Node.
@@ -87,9 +115,10 @@ func (o *ModeOptions) inPods(ctx context.Context, holders []Holder) bool {
 	return o.InPods != nil && o.InPods(ctx, pids)
 }
 
-// checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it.
-func (m *Modes) checkUnprepared(ctx context.Context, device string) error {
-	found, err := m.unprepared(ctx, device, 1)
+// checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it. reset is set for a
+// reset on request.
+func (m *Modes) checkUnprepared(ctx context.Context, device string, reset bool) error {
+	found, err := m.unprepared(ctx, device, 1, reset)
 	if err != nil {
 		return fmt.Errorf("list the claims that may be allocated it: %w", err)
 	}
@@ -99,13 +128,14 @@ func (m *Modes) checkUnprepared(ctx context.Context, device string) error {
 	return nil
 }
 
-// unprepared lists claims of the API server, at most a given number, that are allocated a device of a GPU and have no record.
-func (m *Modes) unprepared(ctx context.Context, device string, most int) (found []records.Claim, err error) {
+// unprepared lists claims of the API server, at most a given number, that are allocated a device of a GPU and have no record. One that has
+// ended and is still allocated would lose its device to a change of the mode, but not to a reset.
+func (m *Modes) unprepared(ctx context.Context, device string, most int, reset bool) (found []records.Claim, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	err = m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		r := m.ledger.Names.allocation(claim, nil)
-		if r != nil && slices.Contains(r.GPUs(), device) && m.ledger.index.get(claim.UID) == nil {
+		r, have := m.ledger.Names.allocation(claim, nil), m.ledger.index.get(claim.UID)
+		if r != nil && slices.Contains(r.GPUs(), device) && (have == nil || !reset && have.EndsBeforeChange(device)) {
 			found = append(found, r.Claim)
 		}
 		return len(found) < most
@@ -117,7 +147,7 @@ func (m *Modes) unprepared(ctx context.Context, device string, most int) (found 
 // checks to see them.
 func (m *Modes) reportOvertaken(ctx context.Context, g *gpu.GPU, enabled bool) {
 	device := g.PCI.DeviceName()
-	claims, err := m.unprepared(ctx, device, mostOvertaken)
+	claims, err := m.unprepared(ctx, device, mostOvertaken, false)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot determine whether claims were allocated a GPU while its MIG mode changed", "gpu", device)
 		return
@@ -130,28 +160,4 @@ func (m *Modes) reportOvertaken(ctx context.Context, g *gpu.GPU, enabled bool) {
 	if m.Overtaken != nil {
 		m.Overtaken(g, enabled, claims)
 	}
-}
-
-// checkPartitions fails if a GPU has partitions that Cleave did not create, or that are in use.
-func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU, ends *ending) error {
-	device := g.PCI.DeviceName()
-	switch {
-	case ends != nil:
-		if err := ends.clear(ctx, b, g); err != nil {
-			return err
-		}
-	case m.ledger.layout(device) != nil:
-		if err := m.partitions.layOut(ctx, b, g, b.hardware.Node().Offer(g)); err != nil {
-			return err
-		}
-	}
-	parts, err := b.hardware.Partitions(ctx, g)
-	if err != nil {
-		return err
-	}
-	parts = slices.DeleteFunc(parts, func(part gpu.Partition) bool { return ends.hasPartition(device, part) })
-	if len(parts) > 0 {
-		return fmt.Errorf("%w: %s", gpu.ErrPartitioned, m.partitions.describe(device, &parts[0]))
-	}
-	return nil
 }

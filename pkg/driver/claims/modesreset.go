@@ -4,6 +4,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -24,14 +25,22 @@ func (m *Modes) resetFor(ctx context.Context, device, request string) error {
 		if m.Resets.load(ctx); m.Resets.Done() == request {
 			return nil // by the plugin that this one replaces
 		}
-		ends := m.ending(device)
+		ends := m.ending(device, true)
 		if err := m.checkIdle(ctx, b, g, ends); err != nil {
 			return err
+		}
+		state, unknown := m.Tool.Query(ctx, g.PCI)
+		if ctx.Err() != nil || errors.Is(unknown, gpu.ErrHangs) {
+			return unknown
+		}
+		if left.Persistence = left.Persistence || state.Persistence; unknown != nil && !left.Persistence {
+			// A GPU that has failed may say nothing of itself before its reset (NVIDIA/NVSentinel#1692).
+			klog.FromContext(ctx).Error(unknown, "Could not read the persistence mode of a GPU; leaving it off after the reset", "gpu", device)
 		}
 		klog.FromContext(ctx).Info("Resetting a GPU on request", "gpu", device, "uuid", g.UUID, "request", request)
 		reset := false
 		err := m.perform(ctx, b, g, g.MIG.Enabled, left, func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
-			err := m.resetOnly(ctx, g, change)
+			err := m.resetOnly(ctx, g, change.Persistence || unknown != nil)
 			if reset = err == nil; reset {
 				ends.note(ctx, g)
 			}
@@ -47,15 +56,15 @@ func (m *Modes) resetFor(ctx context.Context, device, request string) error {
 	})
 }
 
-// resetOnly resets a GPU that this process has closed.
-func (m *Modes) resetOnly(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
-	if change.Persistence {
-		if err := m.Tool.SetPersistence(ctx, g.PCI, false); err != nil {
-			return err
-		}
+// resetOnly resets a GPU that this process has closed. persists is set if its persistence mode may be on. A GPU that has failed may refuse
+// to leave that, too, and nvidia-smi resets none that is still open.
+func (m *Modes) resetOnly(ctx context.Context, g *gpu.GPU, persists bool) error {
+	var refused error
+	if persists {
+		refused = m.Tool.SetPersistence(ctx, g.PCI, false)
 	}
 	if err := m.Tool.Reset(ctx, g.PCI); err != nil {
-		return m.notReset(ctx, g, err, "")
+		return m.notReset(ctx, g, errors.Join(refused, err), "")
 	}
 	return nil
 }

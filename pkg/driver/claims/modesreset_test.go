@@ -3,6 +3,8 @@
 package claims
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"syscall"
 	"testing"
@@ -116,6 +118,86 @@ func TestModes_ResetEndsPartitions(t *testing.T) {
 				t.Errorf("the claim stays on record: %v", r.State)
 			}
 			equal(t, "instances of others", 1, len(instancesOf(t, b.other)))
+		})
+	}
+}
+
+// failedTool is nvidia-smi for a GPU that fails once its persistence mode is off: it cannot be opened any more, until it is reset. refuses
+// counts the resets before that which are refused.
+type failedTool struct {
+	simTool
+	node    *sim.Node
+	refuses int
+}
+
+func (f *failedTool) fail() error {
+	_, err := f.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetHandleByPciBusId", Code: sim.CodeResetRequired})
+	return err
+}
+
+func (f *failedTool) SetPersistence(ctx context.Context, pci gpu.PCIAddress, on bool) error {
+	err := f.simTool.SetPersistence(ctx, pci, on)
+	if !on && err == nil {
+		err = f.fail()
+	}
+	return err
+}
+
+func (f *failedTool) Reset(ctx context.Context, pci gpu.PCIAddress) error {
+	if f.refuses--; f.refuses >= 0 {
+		return errors.New("in use by another client")
+	}
+	return errors.Join(f.node.Faults().Clear(0), f.simTool.Reset(ctx, pci))
+}
+
+// A GPU has failed, and neither NVML nor nvidia-smi says anything of it before its reset. It is reset if no process has it open, and only if
+// that can be seen.
+func TestModes_ResetOfFailedGPU(t *testing.T) {
+	ok := []string{""}
+	for name, tt := range map[string]struct {
+		use         func(b *modeBed, tool *failedTool)
+		errs        []string // of one attempt after the other
+		persistence bool
+	}{
+		"lists nothing": {func(*modeBed, *failedTool) {}, ok, false},
+		"is not to be queried": {func(b *modeBed, tool *failedTool) {
+			must(b.t, tool.fail())
+		}, ok, false},
+		"does not open again after a reset that was refused": {func(b *modeBed, tool *failedTool) {
+			tool.refuses = 2
+			must(b.t, tool.simTool.SetPersistence(b.t.Context(), b.session.Node().GPUs[0].PCI, true))
+		}, []string{"in use by another client", "in use by another client", ""}, true},
+		"is open": {func(b *modeBed, _ *failedTool) {
+			b.holders = []Holder{{1, "nvidia-persiste"}, {71, "python"}}
+		}, []string{"in use: open in python (process 71)"}, false},
+		"may be open": {func(b *modeBed, _ *failedTool) {
+			b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return nil, errors.New("hidden") }
+		}, []string{"which processes have it open cannot be determined: hidden"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newModeBed(t)
+			tool := &failedTool{simTool: simTool{root: b.root}, node: b.other}
+			b.Modes.Tool = tool
+			tt.use(b, tool)
+			for _, call := range list("nvmlDeviceGetGpuInstances", "nvmlDeviceGetComputeRunningProcesses") {
+				_, err := b.other.Faults().Inject(sim.Fault{GPU: 0, Call: call, Code: sim.CodeResetRequired})
+				must(t, err)
+			}
+			count, want := b.resets(), 0
+			for _, says := range tt.errs {
+				err := b.reset(0, "first")
+				if says == "" {
+					must(t, err)
+					want = 1
+					continue
+				}
+				wantError(t, err, says)
+			}
+			if *count != want {
+				t.Errorf("%d resets, want %d", *count, want)
+			}
+			must(t, b.other.Faults().Clear(0))
+			b.wantMode(0, gpuState{Persistence: tt.persistence})
 		})
 	}
 }

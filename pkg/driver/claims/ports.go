@@ -23,8 +23,8 @@ type Hardware interface {
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	// Processes lists the IDs of the processes that use a GPU.
 	Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error)
-	// Usable reports why a published GPU cannot be used although it is present: gpu.ErrReleased while its MIG mode is being
-	// changed, gpu.ErrModeChanged afterwards.
+	// Usable reports why a published GPU cannot be used although it is present: gpu.ErrReleased while it is reset,
+	// gpu.ErrModeChanged after a change of its MIG mode.
 	Usable(g *gpu.GPU) error
 	// Release closes a GPU so that it can be reset, and Retake opens it and reads it again.
 	Release(ctx context.Context, pci gpu.PCIAddress) error

@@ -64,6 +64,9 @@ func repair(ctx context.Context, l *Ledger) {
 // its GPUs. A force-deleted pod leaves the API server at once, while its containers may still be running: allocating its
 // devices to another claim then would put two tenants on them.
 func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
+	if awaitsChange(p.Ledger, r) {
+		return nil
+	}
 	claim, gone, err := isGone(ctx, api, r)
 	if err == nil && !gone {
 		err = p.notePods(ctx, r, claim)

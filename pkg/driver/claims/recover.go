@@ -28,8 +28,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 		if r.State == records.Prepared && len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
 			continue
 		}
-		// Nobody who has a Released GPU waits for the reset of another GPU of the claim.
-		if slices.ContainsFunc(r.GPUs(), p.Ledger.isChanging) {
+		if awaitsChange(p.Ledger, r) {
 			continue
 		}
 		if err := p.recoverClaim(ctx, b, r); err != nil {

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/domain/store"
 )
@@ -87,9 +89,9 @@ func (s sessions) there(ctx context.Context, b *backend, r *records.Record) (boo
 	return true, nil
 }
 
-// check fails if there is a partition where a claim had one in an earlier driver session: it may be the
-// claim's or someone else's. If there is none, the claim can have a new one.
-func (s sessions) check(ctx context.Context, b *backend, r *records.Record) error {
+// check fails if there is a partition where a claim had one in an earlier driver session: it may be the claim's or someone else's. If there
+// is none, the claim can have a new one, and a share of one that was created for another claim in this session. others are by GPU.
+func (s sessions) check(ctx context.Context, b *backend, r *records.Record, others map[string]gpuRecords) error {
 	for _, d := range s.outlived(r) {
 		g, err := locate(b, d)
 		if err != nil {
@@ -102,7 +104,8 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 		if err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
-		if found != nil {
+		own := func(p gpu.Partition) bool { return p.UUID == found.UUID }
+		if found != nil && !slices.ContainsFunc(others[d.GPU].partitions(s.owns), own) {
 			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, "+
 				"and GPU instance %d, now in its place, may be a different one: delete the pod, and destroy the GPU instance, for instance "+
 				"with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
@@ -146,6 +149,7 @@ func (l *Ledger) EndSession(ctx context.Context, hw Hardware) error {
 	if err := l.closeRecords(ctx, hw); err != nil {
 		return err
 	}
+	closeLayouts(ctx, l, hw)
 	return l.sessions.End()
 }
 

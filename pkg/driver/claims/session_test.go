@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -195,6 +196,21 @@ func TestDriverSession_SharedPartition(t *testing.T) {
 	}
 }
 
+// Claims that shared a partition which ended with the driver share the one that the first of them gets instead.
+func TestDriverSession_SharedPartitionGone(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.use(sharedPartitions())
+	b.prepare("a", b.slice())
+	b.prepare("b", b.slice())
+	b = b.release(s, func() { must(t, b.node.Hardware().ForceReset(0)) })
+	b.prepare("a", b.slice())
+	b.prepare("b", b.slice())
+	b.unprepare("a")
+	b.want(list("0 9@4"), list("b"), list("b"))
+	b.unprepare("b")
+	b.want(nil, nil, nil)
+}
+
 func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.lay(cutInto(place(19, 5, 1), place(19, 6, 1)))
@@ -204,6 +220,56 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	for range 2 {
 		b.lay(cutInto(place(19, 6, 1))) // the other place is no longer in the policy
 		b.want(list("0 19@5", "0 19@6"), nil, nil)
+	}
+}
+
+// What a layout has stays its own where it proves to be the same: another policy has it destroyed.
+func TestDriverSession_LayoutWithWitness(t *testing.T) {
+	all := cutInto(place(19, 5, 1), place(19, 6, 1))
+	found := &policy.PartitionOffer{Mode: policy.Existing, Places: all.Places}
+	again := func(b *simBed, s *sessionsOf) *simBed { return b.release(s, func() {}) }
+	for name, tt := range map[string]struct {
+		release func(b *simBed, s *sessionsOf) *simBed
+		next    *policy.PartitionOffer
+		left    []string
+	}{
+		"the same":   {again, policy.NoPlaces(nil), nil},
+		"whole GPUs": {again, nil, nil},
+		"released twice": {func(b *simBed, s *sessionsOf) *simBed {
+			leave(b)
+			return again(b, s)
+		}, nil, nil},
+		"before Recover": {func(b *simBed, _ *sessionsOf) *simBed {
+			leave(b)
+			b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+			b.lay(all)
+			return b
+		}, nil, nil},
+		"used as they are": {func(b *simBed, s *sessionsOf) *simBed {
+			b = again(b, s)
+			b.lay(found)
+			return b
+		}, nil, list("0 19@5", "0 19@6")},
+		"one is another": {func(b *simBed, s *sessionsOf) *simBed { return b.release(s, func() { s.witness[12] = "another" }) }, nil, list("0 19@5")},
+		"GPU that has failed": {func(b *simBed, s *sessionsOf) *simBed {
+			must(b.t, b.node.Faults().FailCall("nvmlDeviceGetGpuInstances", sim.CodeUnknown))
+			return b.release(s, func() { must(b.t, b.node.Faults().Clear(-1)) })
+		}, nil, list("0 19@5", "0 19@6")},
+		"disk full": {func(b *simBed, s *sessionsOf) *simBed {
+			b.disk.fail = failOp("WriteFile", errors.New("no space"))
+			return b.release(s, func() { b.disk.fail = nil })
+		}, nil, list("0 19@5", "0 19@6")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := newSessionBed(t)
+			s.witness = map[int]string{13: "w13", 12: "w12"}
+			b.lay(all)
+			b = tt.release(b, s)
+			b.lay(all)
+			b.Recover(t.Context())
+			b.lay(tt.next)
+			b.want(tt.left, nil, nil)
+		})
 	}
 }
 

@@ -157,10 +157,16 @@ func TestRecover_OtherGPUsAreFreeDuringReset(t *testing.T) {
 	held, err := b.Ledger.lockFor(t.Context(), "", list(b.name(1)))
 	must(t, err)
 	defer held.Release()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	b.Recover(ctx)
+	b.Reconcile(ctx, &fakeAPI{})
+	must(t, b.Unprepare(ctx, refOf(deviceClaim("a")))) // as before
 	must(t, ctx.Err())
+	unanswered := b.Ledger.Record("a").Clone()
+	unanswered.Unprepared = false
+	must(t, b.Ledger.write(unanswered))
+	wantError(t, b.Unprepare(ctx, refOf(deviceClaim("a"))), "is being reset")
 }
 
 // Processes of pods are not seen. One in a partition of the claim may be its pod's, which may then use the claim's other GPUs, too; so may

@@ -99,8 +99,9 @@ func (p *Partitions) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
 	if err != nil {
 		return err
 	}
+	err = renewLayout(p.ledger, g, all)
 	p.note(ctx, g, all)
-	return nil
+	return err
 }
 
 // note remembers the unclaimed partitions of a GPU; the caller holds its lock.

@@ -53,7 +53,14 @@ func (p Named) Unprepare(ctx context.Context, claim records.Claim) error {
 		return err
 	}
 	pods := podsUnseen
-	if have != nil {
+	switch {
+	case have == nil:
+	case have.State != records.Prepared && awaitsChange(p.Ledger, have): // Recover continues
+		if have.Unprepared {
+			return nil
+		}
+		return fmt.Errorf("claim %s is not released yet: one of its GPUs %v is being reset", have.Claim, have.GPUs())
+	default:
 		if pods, err = p.users().awaitEnded(ctx, have); err != nil { // Quiesce does not wait for this
 			return err
 		}

@@ -24,7 +24,7 @@ const (
 func (p *Plan) mustApplyLayouts(o *Observed) bool {
 	m := &p.Memory
 	// State that depends on allocations may change with each claim.
-	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed)
+	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed) || hasFormer(p.Offer, o)
 	due := m.LayoutsDue || p.Recover || o.Changed.Has(Partitions) || p.offerChanged(o) || o.Changed.Has(Allocations) && waiting
 	m.LayoutsDue = due && (p.Recover || m.Previous != nil || m.Conflict != "" || o.Working)
 	return due && !m.LayoutsDue
@@ -43,6 +43,15 @@ func lacksPartitions(node *policy.Node, unclaimed map[gpu.PCIAddress][]gpu.Place
 		}
 	}
 	return false
+}
+
+// hasFormer reports whether a GPU without a layout has a partition of an earlier one that no claim owns: a claim may have had it.
+func hasFormer(node *policy.Node, o *Observed) bool {
+	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool {
+		mode := node.Offer(&g).PartitionMode()
+		return mode != policy.Layout && mode != policy.Existing &&
+			slices.ContainsFunc(o.Layouts[g.PCI], func(at gpu.Place) bool { return slices.Contains(o.Unclaimed[g.PCI], at) })
+	})
 }
 
 // considerLayoutProblems reports obstacles to layouts when they have changed.

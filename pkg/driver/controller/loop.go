@@ -328,7 +328,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Now, o.Changed, o.Pass = time.Now(), changed, pass
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
-	o.Working, o.LayoutProblems = l.work.state()
+	o.Working, o.Recovered, o.LayoutProblems = l.work.state()
 	o.ModesLeft, o.ResetDone = l.Claims.ModesLeft(), l.Claims.ResetDone()
 	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which depend on it

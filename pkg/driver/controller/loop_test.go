@@ -47,6 +47,10 @@ type fakeNode struct {
 	driver    error
 	events    []string
 	closed    bool
+
+	unfinished bool
+	// recoverTakes and layoutsTake are how long these take.
+	recoverTakes, layoutsTake time.Duration
 }
 
 func (f *fakeNode) note(call string) {
@@ -84,6 +88,13 @@ func (f *fakeNode) await(closed *chan struct{}) {
 	}
 }
 
+// take takes time, until ctx ends.
+func (f *fakeNode) take(ctx context.Context, time *time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, read(f, time))
+	defer cancel()
+	<-ctx.Done()
+}
+
 type fakeHardware struct{ *fakeNode }
 
 func (f fakeHardware) Inventory() *gpu.Node { return read(f.fakeNode, &f.inventory) }
@@ -116,7 +127,7 @@ func (f fakeClaims) Records() []*records.Record         { return read(f.fakeNode
 func (f fakeClaims) Layout(*gpu.GPU) []gpu.Place        { return nil }
 func (f fakeClaims) Listing() (began, failed time.Time) { return time.Now(), time.Time{} }
 func (f fakeClaims) List(time.Time)                     { f.note("list") }
-func (f fakeClaims) Unfinished() bool                   { return false }
+func (f fakeClaims) Unfinished() bool                   { return read(f.fakeNode, &f.unfinished) }
 func (f fakeClaims) Unclaimed(*gpu.GPU) []gpu.Place     { return nil }
 func (f fakeClaims) Occupied() []string                 { return read(f.fakeNode, &f.occupied) }
 func (f fakeClaims) Existing() []Existing               { return nil }
@@ -124,15 +135,19 @@ func (f fakeClaims) Scan(ctx context.Context) {
 	f.note("scan")
 	f.await(&f.locked)
 }
-func (f fakeClaims) Recover(context.Context) { f.note("recover") }
+func (f fakeClaims) Recover(ctx context.Context) {
+	f.note("recover")
+	f.take(ctx, &f.recoverTakes)
+}
 func (f fakeClaims) LeaveMIGMode(context.Context) {
 	f.note("leaveMIG")
 	f.await(&f.locked)
 }
-func (f fakeClaims) ApplyLayouts(_ context.Context, offered *policy.Node) []LayoutProblem {
+func (f fakeClaims) ApplyLayouts(ctx context.Context, offered *policy.Node) []LayoutProblem {
 	f.note("layouts")
 	isLayout := offered.Offer(&offered.GPUs[0]).PartitionMode() == policy.Layout
 	f.set(func() { f.laidOut = append(f.laidOut, isLayout) })
+	f.take(ctx, &f.layoutsTake)
 	return nil
 }
 
@@ -318,13 +333,13 @@ func TestLoop_Release(t *testing.T) {
 		f.set(func() { f.endErr = errors.New("disk full") })
 		go func() { done <- l.Release(t.Context(), why) }()
 		synctest.Wait()
-		if got, want := f.took(), "released waiting quiesce end"; got != want || read(f, &f.closed) {
+		if got, want := f.took(), "waiting quiesce end"; got != want || read(f, &f.closed) {
 			t.Errorf("the session cannot be ended: got %q, closed %t; want %q, and the driver in use", got, read(f, &f.closed), want)
 		}
 		f.set(func() { f.endErr = nil })
 		<-time.After(l.DriverRetry)
 		synctest.Wait()
-		if got := f.took(); got != "end" || !read(f, &f.closed) {
+		if got := f.took(); got != "end released" || !read(f, &f.closed) {
 			t.Errorf("got %q, closed %t, want the session ended and the driver released", got, read(f, &f.closed))
 		}
 		f.set(func() { f.state.Node.ReleaseDriver, f.missing = false, gpu.ErrDriverNotLoaded }) // it is being replaced
@@ -337,6 +352,17 @@ func TestLoop_Release(t *testing.T) {
 		}
 		if err := read(f, &f.driver); err == nil || !strings.Contains(err.Error(), "went away") {
 			t.Errorf("got readiness %v, want the next reason", err)
+		}
+		for _, step := range []struct {
+			label bool
+			want  string
+		}{{true, "inUse waiting released waiting"}, {false, "inUse waiting"}} { // while it is gone by itself
+			f.set(func() { f.state.Node.ReleaseDriver = step.label })
+			l.Mark(Cluster)
+			synctest.Wait()
+			if got := f.took(); got != step.want {
+				t.Errorf("label %t: got %q, want %q", step.label, got, step.want)
+			}
 		}
 		f.set(func() { f.missing = nil })
 		if err := <-done; !errors.Is(err, ErrDriverAvailable) { // the clock of the bubble goes on to the next attempt

@@ -26,7 +26,9 @@ import (
 //
 // An interrupted change is on record. It is finished first, even if the policy no longer wants a change.
 //
-// A reset that the node's label requests goes the same way: the GPU's devices are tainted instead of withdrawn, and its mode stays.
+// A reset that the node's label requests goes the same way: the GPU's devices are tainted instead of withdrawn, and its mode stays. It goes
+// before a change of the mode. It also goes before an interrupted change once that could not be finished: a GPU that has failed and was
+// closed may answer nothing before its reset, which restores the same.
 
 // Reasons of Events about MIG modes.
 const (
@@ -38,7 +40,7 @@ const (
 // Reasons of Events about resets on request.
 const (
 	reasonResetPending = "GPUResetPending" // a GPU will be reset once claims have ended
-	reasonNotReset     = "GPUNotReset"     // a GPU could not be reset, and is tried again; or the label names none
+	reasonNotReset     = "GPUNotReset"     // a GPU could not be reset, and is tried again; or the label names none, or was carried out before
 	reasonReset        = "GPUReset"        // a GPU was reset on request
 )
 
@@ -125,12 +127,12 @@ func (p modes) consider(o *Observed) {
 			target = *wants
 		}
 		left, reset := o.ModesLeft[name] && o.ModeRunning.GPU != name, ""
-		if target == g.MIG.Enabled && !left {
+		if _, failed := o.ModeFailures[name]; !left || failed {
 			reset = o.resetOf(name)
 		}
 		m, known := before[name]
 		if known && m.Reset != "" && m.Reset == o.ResetDone {
-			p.reportReset(g)
+			p.reportReset(o, g)
 		}
 		if target == g.MIG.Enabled && reset == "" && !o.ModesLeft[name] {
 			continue
@@ -266,8 +268,12 @@ func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error, paused bool) 
 	r := Report{Log: "The MIG mode of a GPU could not be changed", Err: err,
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "attempts", m.Failures, "retryIn", again}}
 	reason, cannot := reasonModeNotChanged, modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet")
-	if m.Reset != "" {
+	switch {
+	case m.Reset != "":
 		r.Log, reason, cannot = "A GPU could not be reset", reasonNotReset, "cannot be reset yet"
+	case m.Enable == g.MIG.Enabled:
+		r.Log, cannot = "A GPU could not be restored after an interrupted change or reset",
+			"cannot be restored yet after an interrupted change of its MIG mode, or an interrupted reset"
 	}
 	said := oneLine(err)
 	if named := p.Offer.Offer(g).PauseClients; m.Held && !paused && len(named) > 0 && p.Memory.Pause.Failures == 0 {
@@ -328,7 +334,7 @@ func (c claimsUsing) waits(reset bool) string {
 	return strings.Join(all, "; and once ")
 }
 
-// claimsOf groups the claims by the device of their GPU.
+// claimsOf groups the claims by the device of their GPU, but for those of which nothing is left there that a change waits for.
 func claimsOf(all []*records.Record) map[string]claimsUsing {
 	using := map[string]claimsUsing{}
 	for _, r := range all {
@@ -336,6 +342,8 @@ func claimsOf(all []*records.Record) map[string]claimsUsing {
 			u := using[name]
 			list := &u.claims
 			switch {
+			case r.EndsBeforeChange(name):
+				continue
 			case r.EndsWithReset(name):
 				list = &u.ending
 			case r.State == records.Releasing:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -148,6 +149,14 @@ func TestDesired_ModeClaims(t *testing.T) {
 	}
 	b.allocates()
 	b.wantOrder("once the claim has ended", "0 on")
+	for name, d := range map[string]records.Device{
+		"released": {Released: true}, "admin access": {AdminAccess: true}, "a partition in use by others": {Partition: &gpu.Partition{}},
+	} {
+		d.GPU, d.Device = b.device(0), b.device(0)
+		b.Allocations = []*records.Record{{State: records.Releasing, Devices: []records.Device{d, {GPU: b.device(3), Device: b.device(3)}}}}
+		b.step(Allocations)
+		b.wantOrder("with a claim that has ended and waits for another GPU, "+name, "0 on")
+	}
 }
 
 // A change that fails is tried again after a pause that grows, reported once for each reason, and not at all once the policy

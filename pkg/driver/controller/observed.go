@@ -110,6 +110,8 @@ type Observed struct {
 	Existing []Existing
 	// Working is set while work of an earlier step is running. Its end is marked.
 	Working bool
+	// Recovered is when the last recovery ended; zero for none.
+	Recovered time.Time
 	// LayoutProblems are the reasons, from the last attempt, why GPUs are not partitioned as the policy wants.
 	LayoutProblems []LayoutProblem
 
@@ -196,8 +198,8 @@ type Memory struct {
 	UnreadableAt time.Time
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
-	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last reported request that
-	// names no GPU.
+	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last request of which all is
+	// said: it names no GPU, or was carried out.
 	Modes    map[string]ModeMemory
 	NotReset string
 	// Pause is the pause of clients that have such GPUs open.
@@ -206,7 +208,7 @@ type Memory struct {
 	// Notice is what followed from the notices about the node's machine.
 	Notice notices.Decision
 
-	// Recovered is when recovery last ran; Unfinished since when there is work left for it.
+	// Recovered is when recovery last began; Unfinished since when there is work left for it.
 	Recovered, Unfinished time.Time
 	// LayoutsDue is set while layouts are waiting.
 	LayoutsDue bool

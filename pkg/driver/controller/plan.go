@@ -80,7 +80,7 @@ type Status struct {
 
 // Times of retries.
 const (
-	// finishEvery is the interval of attempts to finish work: a partition that was in use, a share whose supervisor was
+	// finishEvery is the pause between attempts to finish work: a partition that was in use, a share whose supervisor was
 	// unavailable, a blocked layout.
 	finishEvery = 10 * time.Second
 	// maxPasses bounds how often a node is observed again before its slices are published regardless.
@@ -128,7 +128,8 @@ func (p *Plan) scheduleWork(o *Observed) {
 }
 
 // mustRecover reports whether to bring hardware and specs in line with the records: after the start, after a change of something
-// that recovery depends on, periodically, and while work is unfinished.
+// that recovery depends on, periodically, and while work is unfinished. An attempt to finish takes long where many processes are looked
+// at. None is due while work runs, nor in the plan that sees its end, which mode changes and layouts may be waiting for.
 func (p *Plan) mustRecover(o *Observed) bool {
 	m := &p.Memory
 	unfinished := o.Unfinished || len(o.LayoutProblems) > 0
@@ -138,16 +139,16 @@ func (p *Plan) mustRecover(o *Observed) bool {
 	case m.Unfinished.IsZero():
 		m.Unfinished = o.Now
 	}
+	finish := unfinished && !o.Working && !o.Changed.Has(Work) && !o.Now.Before(p.finishAt(o))
 	mpsChanged := o.Memory.MPSKnown && o.Memory.MPSAway != m.MPSAway
-	return m.Recovered.IsZero() || mpsChanged || p.NewInventory || o.Changed.Has(Periodic|ClaimSpecs) ||
-		unfinished && !o.Now.Before(p.finishAt())
+	return m.Recovered.IsZero() || mpsChanged || p.NewInventory || o.Changed.Has(Periodic|ClaimSpecs) || finish
 }
 
 // finishAt is when the next attempt to finish is due.
-func (p *Plan) finishAt() time.Time {
+func (p *Plan) finishAt(o *Observed) time.Time {
 	from := p.Memory.Unfinished
-	if p.Memory.Recovered.After(from) {
-		from = p.Memory.Recovered
+	if o.Recovered.After(from) {
+		from = o.Recovered
 	}
 	return from.Add(finishEvery)
 }
@@ -164,8 +165,8 @@ func (p *Plan) scheduleLook(o *Observed) {
 			look(again)
 		}
 	}
-	if !p.Memory.Unfinished.IsZero() && o.Ready {
-		look(p.finishAt())
+	if !p.Memory.Unfinished.IsZero() && o.Ready && !o.Working { // the end of work marks the loop
+		look(p.finishAt(o))
 	}
 	if p.Memory.Notice.Holds() {
 		look(o.Now.Add(noticeEvery))

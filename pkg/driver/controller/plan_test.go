@@ -57,6 +57,12 @@ func TestDesired(t *testing.T) {
 			events: []string{"Normal LayoutApplied"}},
 		"layout incomplete, claim released": {policy: layout, before: func(b *bed) { b.allocate(records.Device{GPU: b.device(0)}) },
 			change: func(b *bed) { b.allocate() }, changed: Allocations, work: "leave MIG mode, layouts", published: true},
+		"partition of an earlier layout, claim released": {policy: "rules: [{tiers: [mig]}]", before: func(b *bed) {
+			part := &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Size: 1}, Existing: true}
+			b.Unclaimed = map[gpu.PCIAddress][]gpu.Place{b.Inventory.GPUs[0].PCI: {part.Place()}}
+			b.Layouts = b.Unclaimed
+			b.allocate(records.Device{GPU: b.device(0), Device: b.device(0) + "-mig-19-0", Partition: part})
+		}, change: func(b *bed) { b.allocate() }, changed: Allocations, work: "leave MIG mode, layouts"},
 		"policy removes a layout": {policy: layout, change: func(b *bed) { b.write("default.yaml", "rules: [{tiers: [mig]}]") }, changed: Policies,
 			work: "layouts", events: []string{"Normal PolicyApplied"}, published: true},
 		"supervisor away": {change: func(b *bed) { b.MPS = away }, changed: Supervisor, work: "recover, leave MIG mode, layouts", published: true},
@@ -341,6 +347,15 @@ func TestDesired_Taints(t *testing.T) {
 	for _, taint := range b.Memory.Published.Taints {
 		if taint.Key == nodeslices.TaintUnhealthy && (taint.Value != "gpu-lost" || taint.Effect != resourceapi.DeviceTaintEffectNoExecute) {
 			t.Errorf("got %+v, want the worst condition with the policy's effect", taint)
+		}
+	}
+	spares := health.Condition{Reason: "needs-drain-and-reset", SparesRunning: true}
+	for want, conditions := range map[resourceapi.DeviceTaintEffect][]health.Condition{
+		resourceapi.DeviceTaintEffectNoSchedule: {spares}, resourceapi.DeviceTaintEffectNoExecute: {spares, {Reason: "xid-94"}},
+	} {
+		taints := HealthTaints(b.plan.Offer, map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[1].PCI: conditions})
+		if len(taints) == 0 || taints[0].Value != spares.Reason || taints[0].Effect != want {
+			t.Errorf("got %+v for %v, want %s with effect %s", taints[:min(1, len(taints))], conditions, spares.Reason, want)
 		}
 	}
 }

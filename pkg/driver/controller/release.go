@@ -80,13 +80,14 @@ func (p *Plan) considerRelease(o *Observed) {
 // ErrDriverAvailable. Meanwhile nothing is prepared; devices that claims release are on record, and are removed afterwards. It is
 // called after Run, with the reason that Run returned.
 func (l *Loop) Release(ctx context.Context, why error) error {
-	l.Released(ctx, errors.Is(why, ErrReleaseRequested))
 	l.Reporter.Driver(why)
 	l.Claims.SetWaiting(why)
 	l.Claims.Quiesce()
 	if err := l.endSession(ctx); err != nil {
 		return err
 	}
+	// Not before: the next plugin waits for the label and ends no session.
+	l.Released(ctx, errors.Is(why, ErrReleaseRequested))
 	l.Hardware.Close(ctx)
 	if err := l.awaitDriver(ctx, why); err != nil {
 		return err
@@ -129,6 +130,7 @@ func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 		if text(why) != text(reported) {
 			reported = why
 			klog.FromContext(ctx).Info("Waiting for the NVIDIA driver", "reason", why, "retryEvery", l.DriverRetry)
+			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
 			l.Claims.SetWaiting(why)
 			l.Reporter.Driver(why)
 		}

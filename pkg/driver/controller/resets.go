@@ -25,19 +25,30 @@ func gpuOf(request string) string {
 	return device
 }
 
-// checkRequest reports a request that names no GPU, once, and has the last request forgotten when the label is gone: with the same
-// value, the label is a new request then.
+// checkRequest reports a request that is not carried out, once: it names no GPU, or was carried out before, and the GPU is unhealthy. It
+// has the last request forgotten when the label is gone: with the same value, the label is a new request then. Nobody sees it go that is
+// not running, or is busy, while it is gone.
 func (p modes) checkRequest(o *Observed) {
 	request := o.Cluster.Node.Reset
 	p.ForgetReset = o.Ready && request == "" && o.ResetDone != ""
-	if request == "" || p.Offer.Find(gpuOf(request)) != nil {
+	g := p.Offer.Find(gpuOf(request))
+	if request == "" || g != nil && request != o.ResetDone {
 		p.Memory.NotReset = ""
 		return
 	}
-	if p.Memory.NotReset == request {
+	if p.Memory.NotReset == request || g != nil && len(o.Conditions[g.PCI]) == 0 {
 		return
 	}
 	p.Memory.NotReset = request
+	if g != nil {
+		p.report(Report{
+			Log: "A GPU is unhealthy, and the reset that is requested was carried out before", Values: []any{"request", request},
+			Warning: true, Reason: reasonNotReset, Message: fmt.Sprintf("%s is unhealthy, and is not reset: the label %s=%s was carried out "+
+				"before. For another reset, remove it and set it again, or let its value end in a dot and any text", Describe(g),
+				v1alpha1.ResetLabel, request),
+		})
+		return
+	}
 	var names []string
 	for i := range p.Offer.GPUs {
 		names = append(names, p.Offer.GPUs[i].PCI.DeviceName())
@@ -49,8 +60,9 @@ func (p modes) checkRequest(o *Observed) {
 	})
 }
 
-// reportReset reports that a GPU was reset on request.
-func (p modes) reportReset(g *gpu.GPU) {
+// reportReset reports that a GPU was reset on request. Its conditions may end a moment later, so nothing else is said of the request.
+func (p modes) reportReset(o *Observed, g *gpu.GPU) {
+	p.Memory.NotReset = o.ResetDone
 	p.report(Report{
 		Log: "A GPU was reset on request", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
 		Reason: reasonReset, Message: fmt.Sprintf("%s was reset, as the label %s requests. The label can be removed", Describe(g),

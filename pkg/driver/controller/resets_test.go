@@ -14,6 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
+	"github.com/cleave-dra/cleave/pkg/driver/health"
 )
 
 // request labels the node.
@@ -59,7 +60,10 @@ func TestDesired_Reset(t *testing.T) {
 	b.after(time.Second)
 	b.wantTaints("while it is reset", b.device(2))
 	b.ModeRunning, b.ModesLeft, b.ResetDone = ModeOrder{}, nil, b.device(2)+".1"
+	b.Conditions = map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[2].PCI: {{Reason: "needs-reset"}}} // they end a moment later
 	b.step(Inventory)
+	b.step(Health)
+	b.Conditions = nil
 	b.wantOrder("reset", "")
 	b.wantTaints("reset")
 	b.after(time.Hour)
@@ -85,7 +89,20 @@ func TestDesired_ResetFails(t *testing.T) {
 	b.request(b.device(2))
 	b.wantOrder("with a change that was cut short", "2 off")
 	b.wantTaints("with a change that was cut short", b.device(2)) // otherwise the reset would wait for whoever gets it meanwhile
-	b.ModesLeft = nil
+	b.after(time.Second)
+	for _, reset := range []string{"", b.device(2), b.device(2)} { // a GPU that has failed cannot be restored before its reset
+		b.ModeFailures = map[string]ModeFailure{b.device(2): {Reset: reset, Err: errors.New("GPU requires reset"), At: b.Now}}
+		b.step(0)
+		b.step(Publication)
+		b.after(modeRetryAtMost)
+		b.wantOrder("with a change that cannot be finished", "2 reset")
+	}
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "cannot be reset yet: GPU requires reset") {
+		t.Errorf("Events = %q, want one about the reset", events)
+	}
+	b.ModesLeft, b.ModeFailures = nil, nil
+	b.request("")
+	b.request(b.device(2))
 	b.step(Inventory)
 	b.step(Publication)
 	b.after(modeSettle)
@@ -112,6 +129,7 @@ func TestDesired_ResetEndsPartitions(t *testing.T) {
 		"time slices": {Share: &records.Share{Kind: gpu.TimeSlice, Interval: "Long"}},
 		"MPS":         {Share: &records.Share{Kind: gpu.MPS}},
 		"released":    {Released: true},
+		"observed":    {AdminAccess: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newModeBed(t)
@@ -129,6 +147,20 @@ func TestDesired_ResetEndsPartitions(t *testing.T) {
 	}
 }
 
+// A GPU that has failed may not change its mode before it is reset.
+func TestDesired_ResetBeforeChange(t *testing.T) {
+	b := newModeBed(t)
+	b.request(b.device(0))
+	b.choose("inference")
+	b.after(modeSettle)
+	b.wantOrder("requested", "0 reset")
+	b.ResetDone = b.device(0)
+	b.step(Inventory)
+	b.step(Publication)
+	b.after(modeSettle)
+	b.wantOrder("reset", "0 on")
+}
+
 func TestDesired_ResetOfNoGPU(t *testing.T) {
 	b := newModeBed(t)
 	for range 2 {
@@ -139,6 +171,29 @@ func TestDesired_ResetOfNoGPU(t *testing.T) {
 	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "gpu.cleave.dev/reset=gpu-0000-ff-00-0.1 names no GPU") ||
 		!strings.Contains(events[0], b.device(7)) {
 		t.Errorf("Events = %q, want one that names the GPUs", events)
+	}
+}
+
+// A request that was carried out before is not carried out again, which whoever made it anew has to know. It is said once.
+func TestDesired_ResetBefore(t *testing.T) {
+	b := newModeBed(t)
+	b.ResetDone = b.device(2)
+	b.request(b.device(2))
+	b.wantOrder("carried out before", "")
+	if events := b.heard(); len(events) > 0 {
+		t.Errorf("Events = %q, want none for a healthy GPU", events)
+	}
+	pci := b.Inventory.GPUs[2].PCI
+	for range 2 {
+		b.Conditions = map[gpu.PCIAddress][]health.Condition{pci: {{Reason: "needs-reset"}}}
+		b.step(Health)
+		b.Conditions = nil
+		b.step(Health)
+	}
+	b.wantOrder("unhealthy", "")
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "Warning GPUNotReset") ||
+		!strings.Contains(events[0], "gpu.cleave.dev/reset="+b.device(2)+" was carried out before") {
+		t.Errorf("Events = %q, want one that says so", events)
 	}
 }
 

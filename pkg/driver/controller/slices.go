@@ -108,7 +108,8 @@ func (p *Plan) releaseTaints(node *policy.Node) []nodeslices.Taint {
 	return taints
 }
 
-// HealthTaints are on devices that include unhealthy parts of a GPU: one each, for the worst condition.
+// HealthTaints are on devices that include unhealthy parts of a GPU: one each, for the worst condition. It evicts nobody if all conditions
+// of a device spare running programs.
 func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) []nodeslices.Taint {
 	var taints []nodeslices.Taint
 	for i := range node.GPUs {
@@ -117,12 +118,18 @@ func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) 
 		if len(conditions) == 0 {
 			continue
 		}
-		t := nodeslices.Taint{Key: nodeslices.TaintUnhealthy, Effect: resourceapi.DeviceTaintEffect(node.Offer(g).Health.Effect)}
+		effect := resourceapi.DeviceTaintEffect(node.Offer(g).Health.Effect)
 		for _, s := range node.Shapes(g) {
-			if i := slices.IndexFunc(conditions, func(c health.Condition) bool { return c.Covers(s) }); i >= 0 {
-				t.Device, t.Value = s.Name(), conditions[i].Reason
-				taints = append(taints, t)
+			i := slices.IndexFunc(conditions, func(c health.Condition) bool { return c.Covers(s) })
+			if i < 0 {
+				continue
 			}
+			t := nodeslices.Taint{Device: s.Name(), Key: nodeslices.TaintUnhealthy, Value: conditions[i].Reason, Effect: effect}
+			harmful := slices.ContainsFunc(conditions, func(c health.Condition) bool { return c.Covers(s) && !c.SparesRunning })
+			if effect == resourceapi.DeviceTaintEffectNoExecute && !harmful {
+				t.Effect = resourceapi.DeviceTaintEffectNoSchedule
+			}
+			taints = append(taints, t)
 		}
 	}
 	return taints

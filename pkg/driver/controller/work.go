@@ -75,6 +75,8 @@ type workRunner struct {
 	// late is set once the loop has stopped waiting.
 	late     bool
 	problems []LayoutProblem
+	// recovered is when recoverWork last ended.
+	recovered time.Time
 	// offer is what layoutWork was planned for: by the time it runs, or while it does, the GPUs may offer something else.
 	offer *policy.Node
 	// policy is what keepWork persists, kept what it did, keepErr why the last attempt failed.
@@ -89,11 +91,11 @@ type workRunner struct {
 	silent    map[string]bool
 }
 
-// state reports whether work is running, and the problems of the last attempt to apply layouts.
-func (r *workRunner) state() (working bool, problems []LayoutProblem) {
+// state reports whether work is running, when the last recovery ended, and the problems of the last attempt to apply layouts.
+func (r *workRunner) state() (working bool, recovered time.Time, problems []LayoutProblem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ended != nil, r.problems
+	return r.ended != nil, r.recovered, r.problems
 }
 
 // keep sets the policy that keepWork persists, and returns keepWork unless it has.
@@ -182,6 +184,9 @@ func (r *workRunner) do(ctx context.Context, o *Options, w work) {
 		o.Claims.Scan(ctx)
 	case recoverWork:
 		o.Claims.Recover(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.recovered = time.Now()
 	case leaveMIGWork:
 		o.Claims.LeaveMIGMode(ctx)
 	case layoutWork:

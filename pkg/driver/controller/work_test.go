@@ -129,6 +129,43 @@ func TestLoop_PolicyChangesBeforeLayouts(t *testing.T) {
 	})
 }
 
+// Something stays unfinished, and each attempt to finish it takes long, as where many processes are looked at. Between the attempts a
+// requested reset begins, and layouts are applied.
+func TestLoop_UnfinishedForLong(t *testing.T) {
+	for name, tt := range map[string]struct {
+		recover, layouts time.Duration
+		recoveries       int // in ten minutes
+	}{
+		"short":        {0, 0, 60},
+		"long":         {finishEvery + 2*time.Second, 0, 27},
+		"layouts long": {0, finishEvery + 2*time.Second, 50},
+		"both long":    {finishEvery + 2*time.Second, finishEvery + 2*time.Second, 25},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, f := newFakeLoop(t, "dgx-a100")
+				l.ReconcileEvery = time.Hour
+				f.unfinished, f.recoverTakes, f.layoutsTake, f.modeErr = true, tt.recover, tt.layouts, gpu.ErrInUse
+				l.Begin(t.Context())
+				go func() { _ = l.Run(t.Context()) }()
+				<-time.After(time.Minute)
+				f.took()
+				reset := f.inventory.GPUs[2].PCI.DeviceName()
+				f.set(func() { f.state.Node.Reset = reset })
+				l.Mark(Cluster)
+				<-time.After(10 * time.Minute)
+				calls := f.took()
+				if !strings.Contains(calls, "mode "+reset) || !strings.Contains(calls, "layouts") {
+					t.Errorf("got %q, want the reset and layouts", calls)
+				}
+				if got := strings.Count(calls, "recover"); got < tt.recoveries-3 || got > tt.recoveries+3 {
+					t.Errorf("%d recoveries, want some %d", got, tt.recoveries)
+				}
+			})
+		})
+	}
+}
+
 // A GPU is added that does not answer. It is offered when it does, for which it is asked again soon, or once something of it turns out to
 // be allocated, and then it stays.
 func TestLoop_AddedGPUUnanswered(t *testing.T) {

@@ -173,7 +173,9 @@ func lstat(fsys fs.FS, name string) *syscall.Stat_t {
 // one. The driver has a file for each instance in procfs, which disappears with the instance, also on a reset
 // (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in gpumgrUnregisterRmCapsForMIGGI), and
 // stays when no process has the GPU open. Its times are those of the first access (fs/proc/inode.c, proc_get_inode): the kernel may
-// evict that inode, so a changed witness proves nothing, but an unchanged one proves that the instance is the same.
+// evict that inode, so a changed witness proves nothing, but an unchanged one proves that the instance is the same. Each mount of proc has
+// inodes of its own (Linux 5.8 and later, "proc: allow to mount many instances of proc in one pid namespace"), and each container a mount:
+// only a mount of the host's, as the chart has it, lets the next container prove what this one wrote.
 func (s *Sessions) Witness(minor, gi int) string {
 	if s.proc == nil {
 		return ""

@@ -21,6 +21,8 @@ func TestState_Fabric(t *testing.T) {
 		"completed":                       {[]gpu.FabricState{gpu.FabricCompleted}, ""},
 		"not started":                     {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1}, ReasonFabric},
 		"never started":                   {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1, 1, 1, 1}, ReasonFabric},
+		"no Fabric Manager":               {[]gpu.FabricState{gpu.FabricUnsupported, gpu.FabricUnmanaged}, ReasonFabric},
+		"Fabric Manager is back":          {[]gpu.FabricState{gpu.FabricUnmanaged, gpu.FabricUnsupported}, ""},
 		"failed":                          {[]gpu.FabricState{gpu.FabricInProgress, gpu.FabricFailed}, ReasonFabricFailed},
 		"failed, then completed":          {[]gpu.FabricState{gpu.FabricFailed, gpu.FabricCompleted}, ""},
 		"in progress, however long":       {[]gpu.FabricState{gpu.FabricInProgress, 2, 2, 2, 2, 2, 2}, ReasonFabric},
@@ -31,11 +33,14 @@ func TestState_Fabric(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := NewState()
 			for i, state := range test.states {
-				s.Poll(Reading{Action: gpu.RecoveryNone, Fabric: state}, nil, begin.Add(time.Duration(i)*time.Minute))
+				s.Poll(Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryNone}, Fabric: state}, nil, begin.Add(time.Duration(i)*time.Minute))
 			}
 			got := ""
 			for _, c := range s.Conditions() {
 				got += c.Reason
+				if last := test.states[len(test.states)-1]; c.SparesRunning != (last == gpu.FabricUnmanaged) {
+					t.Errorf("%s spares running programs: %t, of state %s", c, c.SparesRunning, last)
+				}
 				if !c.Covers(whole) || c.Covers(part) {
 					t.Errorf("%s covers the whole GPU: %t, want true; a partition: %t, want false", c, c.Covers(whole), c.Covers(part))
 				}
@@ -55,7 +60,7 @@ func TestState_Confidential(t *testing.T) {
 		refuses bool
 		want    int
 	}{{false, 0}, {true, 1}, {true, 1}, {false, 0}} {
-		s.Poll(Reading{Action: gpu.RecoveryNone, Refuses: step.refuses}, nil, begin.Add(time.Duration(i)*time.Minute))
+		s.Poll(Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryNone}, Refuses: step.refuses}, nil, begin.Add(time.Duration(i)*time.Minute))
 		conditions := s.Conditions()
 		if len(conditions) != step.want {
 			t.Fatalf("poll %d, which refuses work: %t: got %v, want %d conditions", i, step.refuses, conditions, step.want)

@@ -113,10 +113,10 @@ func (f *fakeHardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	return f.answers[g.PCI].Err
 }
 
-func (f *fakeHardware) RecoveryAction(_ context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
+func (f *fakeHardware) Recovery(_ context.Context, pci gpu.PCIAddress) (gpu.Recovery, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.answers[pci].Action, nil
+	return f.answers[pci].Recovery, nil
 }
 
 func (f *fakeHardware) Fabric(_ context.Context, g *gpu.GPU) (gpu.FabricState, error) {

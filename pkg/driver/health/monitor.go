@@ -24,7 +24,7 @@ type Hardware interface {
 	Events(ctx context.Context) (Events, error)
 	// VerifyGPU fails unless the GPU answers with its UUID.
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
-	RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error)
+	Recovery(ctx context.Context, pci gpu.PCIAddress) (gpu.Recovery, error)
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
 	// Fabric is the state of the GPU's registration with its NVLink fabric; gpu.FabricUnsupported if it needs none now.
 	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
@@ -322,7 +322,7 @@ func (m *Monitor) startPolls(ctx context.Context, node *gpu.Node) (started int) 
 func (m *Monitor) read(ctx context.Context, g *gpu.GPU) Reading {
 	r := Reading{Err: m.hw.VerifyGPU(ctx, g)}
 	if r.Err == nil {
-		r.Action, r.Err = m.hw.RecoveryAction(ctx, g.PCI)
+		r.Recovery, r.Err = m.hw.Recovery(ctx, g.PCI)
 	}
 	if r.Err == nil {
 		r.Fabric, r.Err = m.hw.Fabric(ctx, g)

@@ -15,7 +15,7 @@ import (
 
 func TestMonitor_FirstLook(t *testing.T) {
 	f := newFakeHardware()
-	f.answer(1, Reading{Action: gpu.RecoveryReset})
+	f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReset}})
 	f.answer(2, Reading{Err: gpu.ErrLost})
 	d := &diary{start: time.Now()}
 	NewMonitor(f, d).Start(t.Context())
@@ -31,7 +31,7 @@ func TestMonitor_Event(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(5 * time.Second)
 		d.read()
-		f.answer(1, Reading{Action: gpu.RecoveryReset})
+		f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReset}})
 		pci := f.pci(1)
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
 		pass(0)
@@ -45,11 +45,11 @@ func TestMonitor_Event(t *testing.T) {
 
 func TestMonitor_ConditionLasts(t *testing.T) {
 	f := newFakeHardware()
-	f.answer(1, Reading{Action: gpu.RecoveryReset})
+	f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReset}})
 	watch(t, f, func(d *diary) {
 		pass(20 * time.Minute)
 		d.read()
-		f.answer(2, Reading{Action: gpu.RecoveryReset})
+		f.answer(2, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReset}})
 		pass(9 * time.Minute)
 		d.read()
 		pass(2 * time.Minute)
@@ -204,7 +204,7 @@ func TestMonitor_NoEvents(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(time.Second)
 		d.read()
-		f.answer(0, Reading{Action: gpu.RecoveryReboot})
+		f.answer(0, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReboot}})
 		pass(time.Minute)
 		if got := d.read(); !strings.Contains(got, "GPU 0 +[needs-reboot]") {
 			t.Errorf("within a minute: got %q, want needs-reboot", got)
@@ -247,7 +247,7 @@ func TestMonitor_HangingGPU(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(firstPollWait)
 		d.read()
-		f.answer(1, Reading{Action: gpu.RecoveryReset})
+		f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryReset}})
 		pci := f.pci(1)
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
 		pass(time.Second)
@@ -269,7 +269,7 @@ func TestMonitor_HangingGPU(t *testing.T) {
 // A GPU that is closed for a reset is not asked, and what is known of it stays, until it is known to have been reset.
 func TestMonitor_ClosedGPU(t *testing.T) {
 	f := newFakeHardware()
-	f.answer(1, Reading{Action: gpu.RecoveryUnknown})
+	f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryUnknown}})
 	watchWith(t, f, func(m *Monitor, d *diary) {
 		pci := f.pci(1)
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 95}
@@ -291,7 +291,7 @@ func TestMonitor_ClosedGPU(t *testing.T) {
 		f.release(1, true)
 		f.answer(1, Reading{Err: gpu.ErrReleased}) // a poll may come too late
 		pass(time.Minute)
-		f.answer(1, Reading{Action: gpu.RecoveryUnknown})
+		f.answer(1, Reading{Recovery: gpu.Recovery{Action: gpu.RecoveryUnknown}})
 		f.release(1, false)
 		m.Forget(pci)
 		pass(2 * time.Second)

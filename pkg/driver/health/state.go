@@ -32,6 +32,7 @@ const (
 	ReasonUnreachable    = "gpu-unreachable"
 	ReasonUnavailable    = "gpu-unavailable"
 	ReasonDoubleBitECC   = "double-bit-ecc"
+	ReasonRemapFailed    = "row-remap-failed"
 	ReasonNeedsReboot    = "needs-reboot"
 	ReasonNeedsBusReset  = "needs-bus-reset"
 	ReasonDrainAndReset  = "needs-drain-and-reset"
@@ -65,6 +66,8 @@ type Condition struct {
 	Part *gpu.Placement
 	// SparesPartitions is set if partitions are unaffected.
 	SparesPartitions bool
+	// SparesRunning is set if running programs may finish: the condition evicts none.
+	SparesRunning bool
 
 	rank int
 	// class and xid of a reported error; zero for conditions that polls find.
@@ -99,8 +102,8 @@ func (c Condition) same(d Condition) bool {
 type Reading struct {
 	// Err is the poll's error.
 	Err error
-	// Action, Fabric and Refuses are undefined with an error.
-	Action gpu.RecoveryAction
+	// What follows is undefined with an error.
+	gpu.Recovery
 	Fabric gpu.FabricState
 	// Refuses is set if the GPU is in confidential computing mode and does not accept work.
 	Refuses bool
@@ -196,6 +199,7 @@ func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	done := s.act(r.Action, now)
 	s.fabric(r.Fabric, now)
 	s.confidential(r.Refuses, now)
+	s.remap(r.RemapFailed, ignore, now)
 	requested := s.action != gpu.RecoveryUnknown && s.action != gpu.RecoveryNone
 	s.end(func(c Condition) bool {
 		if c.class == 0 || requested {
@@ -218,11 +222,13 @@ func (s *State) fail(err error, now time.Time) {
 			now)
 	case errors.Is(err, gpu.ErrAbsent):
 		s.gone = true
+		s.replaced()
 		s.add(Condition{Reason: ReasonAbsent, Message: "the GPU was removed: " + err.Error(), rank: rankLost}, now)
 	case errors.Is(err, gpu.ErrLost):
 		s.gone = true
 		s.add(Condition{Reason: ReasonLost, Message: "the GPU no longer answers: " + err.Error(), rank: rankLost}, now)
 	case errors.Is(err, gpu.ErrReplaced):
+		s.replaced()
 		s.add(Condition{Reason: ReasonReplaced, Message: err.Error(), rank: rankReplaced}, now)
 	case errors.Is(err, gpu.ErrResetRequired):
 		s.gone = true
@@ -235,18 +241,23 @@ func (s *State) fail(err error, now time.Time) {
 	}
 }
 
-// actions are the conditions of recovery actions, the worst last.
+// actions are the conditions of recovery actions, the worst last. The driver requests a drain and reset after contained errors of memory:
+// "existing work that didn't get affected are safe to continue until they finish" (nvidia-smi's manual, GPU Recovery Action;
+// open-gpu-kernel-modules 595.45.04, gpu.c, _gpuRefreshRecoveryActionInLock, which ranks it below a reset), and a recovery of the IMEX
+// domain for all GPUs of a node while new memory of the fabric cannot be allocated.
 var actions = []struct {
 	action          gpu.RecoveryAction
 	reason, message string
+	sparesRunning   bool
 }{
-	{gpu.RecoveryIMEXDomain, ReasonNeedsIMEX, "the driver requests a recovery of the IMEX domain"},
-	{gpu.RecoveryDrainP2P, ReasonDrainP2P, "the driver requests the end of all programs that use several GPUs"},
-	{gpu.RecoveryReset, ReasonNeedsReset, "the driver requests a GPU reset"},
-	{gpu.RecoveryDrainAndReset, ReasonDrainAndReset, "the driver requests the end of all programs that use several GPUs, then a GPU reset"},
-	{gpu.RecoveryBusReset, ReasonNeedsBusReset, "the driver requests a reset of the GPU's PCIe bus"},
-	{gpu.RecoveryReboot, ReasonNeedsReboot, "the driver requests a reboot of the node"},
-	{gpu.RecoverySystemReboot, ReasonNeedsReboot, "the driver requests a reboot of the node"},
+	{gpu.RecoveryIMEXDomain, ReasonNeedsIMEX, "the driver requests a recovery of the IMEX domain", true},
+	{gpu.RecoveryDrainP2P, ReasonDrainP2P, "the driver requests the end of all programs that use several GPUs", false},
+	{gpu.RecoveryDrainAndReset, ReasonDrainAndReset, "memory was taken out of use after an error: running programs may finish, " +
+		"then the driver requests a GPU reset", true},
+	{gpu.RecoveryReset, ReasonNeedsReset, "the driver requests a GPU reset", false},
+	{gpu.RecoveryBusReset, ReasonNeedsBusReset, "the driver requests a reset of the GPU's PCIe bus", false},
+	{gpu.RecoveryReboot, ReasonNeedsReboot, "the driver requests a reboot of the node", false},
+	{gpu.RecoverySystemReboot, ReasonNeedsReboot, "the driver requests a reboot of the node", false},
 }
 
 // act handles the recovery action that the driver requests, and reports whether an earlier request is done. An unknown
@@ -263,7 +274,7 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 			Message: fmt.Sprintf("the driver requests recovery action %d", action), rank: rankAction}
 		for i, a := range actions {
 			if a.action == action {
-				requested.Reason, requested.Message, requested.rank = a.reason, a.message, rankAction+i
+				requested.Reason, requested.Message, requested.rank, requested.SparesRunning = a.reason, a.message, rankAction+i, a.sparesRunning
 			}
 		}
 		s.add(requested, now)
@@ -280,6 +291,12 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 func (s *State) fabric(state gpu.FabricState, now time.Time) {
 	reason := ""
 	switch {
+	case state == gpu.FabricUnmanaged: // "new CUDA job launch will fail" (Fabric Manager's configuration, ABORT_CUDA_JOBS_ON_FM_EXIT)
+		reason = ReasonFabric
+		s.add(Condition{
+			Reason: reason, Message: "Fabric Manager does not run, without which no new program can use the GPU", SparesPartitions: true,
+			SparesRunning: true, rank: rankFabric,
+		}, now)
 	case state.Pending():
 		reason = ReasonFabric
 		s.add(Condition{
@@ -310,3 +327,21 @@ func (s *State) confidential(refuses bool, now time.Time) {
 	}
 	s.end(func(c Condition) bool { return c.Reason == ReasonRefusing })
 }
+
+// remap handles whether a row of memory could not be remapped. Programs run until the row is hit again, so that none is evicted.
+func (s *State) remap(failed *bool, ignore []int, now time.Time) {
+	const xid = 64 // XID of the same error
+	switch {
+	case failed == nil:
+	case *failed && !slices.Contains(ignore, xid):
+		s.add(Condition{
+			Reason: ReasonRemapFailed, Message: "a row of the GPU's memory could not be remapped: replace the GPU", SparesRunning: true,
+			rank: rankLasting, xid: xid,
+		}, now)
+	default:
+		s.replaced()
+	}
+}
+
+// replaced ends what only another board does.
+func (s *State) replaced() { s.end(func(c Condition) bool { return c.Reason == ReasonRemapFailed }) }

@@ -48,8 +48,15 @@ func event(kind gpu.EventKind) func(*State, time.Time) {
 }
 
 func says(action gpu.RecoveryAction) func(*State, time.Time) {
-	return func(s *State, now time.Time) { s.Poll(Reading{Action: action}, nil, now) }
+	return func(s *State, now time.Time) { s.Poll(Reading{Recovery: gpu.Recovery{Action: action}}, nil, now) }
 }
+
+// remap answers whether a row of memory could not be remapped.
+func remap(failed *bool) func(*State, time.Time) {
+	return func(s *State, now time.Time) { s.Poll(Reading{Recovery: gpu.Recovery{RemapFailed: failed}}, nil, now) }
+}
+
+func ptr(b bool) *bool { return &b }
 
 func fails(err error) func(*State, time.Time) {
 	return func(s *State, now time.Time) { s.Poll(Reading{Err: fmt.Errorf("ask: %w", err)}, nil, now) }
@@ -69,6 +76,9 @@ func names(list []Condition) string {
 	var all []string
 	for _, c := range list {
 		all = append(all, c.String())
+		if c.SparesRunning {
+			all = append(all, "running programs may finish")
+		}
 	}
 	return strings.Join(all, ", ")
 }
@@ -112,11 +122,18 @@ func TestState_Conditions(t *testing.T) {
 			{0, xid(94), "xid-79, xid-94"}, {60 * s, old, "xid-79"}},
 		"the driver wants something else": {
 			{0, wantsReset, "needs-reset"}, {s, says(gpu.RecoveryDrainP2P), "needs-p2p-drain"},
-			{s, says(gpu.RecoveryDrainAndReset), "needs-drain-and-reset"},
+			{s, says(gpu.RecoveryDrainAndReset), "needs-drain-and-reset, running programs may finish"},
 			{s, says(gpu.RecoveryBusReset), "needs-bus-reset"}, {s, says(gpu.RecoveryReboot), "needs-reboot"},
 			{s, says(gpu.RecoverySystemReboot), "needs-reboot"},
-			{s, says(gpu.RecoveryIMEXDomain), "needs-imex-recovery"}, {s, says(42), "needs-recovery"}, {s, fine, ""},
+			{s, says(gpu.RecoveryIMEXDomain), "needs-imex-recovery, running programs may finish"}, {s, says(42), "needs-recovery"}, {s, fine, ""},
 		},
+		"a row that could not be remapped": {{0, xid(64), "xid-64"}, {0, remap(ptr(true)), "xid-64, row-remap-failed, running programs may finish"},
+			{60 * s, remap(ptr(true)), "row-remap-failed, running programs may finish"},
+			{s, fine, "row-remap-failed, running programs may finish"}, // in MIG mode the driver says nothing
+			{s, isLost, "gpu-lost, row-remap-failed, running programs may finish"},
+			{s, remap(ptr(true)), "row-remap-failed, running programs may finish"}, {s, remap(ptr(false)), ""}},
+		"another board has its own": {{0, remap(ptr(true)), "row-remap-failed, running programs may finish"},
+			{s, fails(gpu.ErrReplaced), "gpu-replaced"}, {s, fine, ""}},
 		"a driver that was silent once is believed still": {{0, wantsReset, "needs-reset"}, {s, old, "needs-reset"}},
 		"a lost GPU is back":                              {{0, isLost, "gpu-lost"}, {3600 * s, isLost, "gpu-lost"}, {s, fine, ""}},
 		"and needs something": {{0, xid(79), "xid-79"}, {0, isLost, "gpu-lost, xid-79"},
@@ -154,6 +171,13 @@ func TestState_IgnoredXIDs(t *testing.T) {
 	s.Event(gpu.Event{Kind: gpu.DoubleBitECC}, nil, []int{48}, start) // the event of XID 48
 	if got := names(s.Conditions()); got != "xid-48" {
 		t.Errorf("got %q, want xid-48 alone", got)
+	}
+	s.Poll(Reading{Recovery: gpu.Recovery{RemapFailed: ptr(true)}}, nil, start)
+	if got := names(s.Conditions()); got != "xid-48, row-remap-failed, running programs may finish" {
+		t.Errorf("got %q, want xid-48 and a failed remapping", got)
+	}
+	for range 2 { // it ends, and does not begin again
+		s.Poll(Reading{Recovery: gpu.Recovery{RemapFailed: ptr(true)}}, []int{64}, start)
 	}
 	s.Poll(Reading{Err: gpu.ErrLost}, []int{48}, start)
 	if got := names(s.Conditions()); got != "gpu-lost" {

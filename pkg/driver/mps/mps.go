@@ -65,7 +65,8 @@ type EventKind string
 
 // The kinds of events.
 const (
-	// DaemonLost: it ended while claims used it; their running clients have lost their server.
+	// DaemonLost: it ended while claims used it, or was ended as its server stayed in state FAULT; their running clients have lost
+	// their server.
 	DaemonLost EventKind = "DaemonLost"
 	// DaemonRestarted: a new one serves the same claims. Containers must restart their processes to use it.
 	DaemonRestarted EventKind = "DaemonRestarted"

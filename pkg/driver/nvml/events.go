@@ -186,20 +186,30 @@ func (e *Events) forget() {
 	delete(e.calls.events, e)
 }
 
-// RecoveryAction reads the recovery action that the driver requests for the GPU at an address. It is
-// gpu.RecoveryUnknown, without an error, if the driver does not report one.
-func (s *Session) RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
-	return ask(ctx, s.calls, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.RecoveryAction, error) {
-		values, err := dev.FieldValues([]Field{{ID: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})
-		if err == nil {
-			err = values[0].Err
-		}
+// Recovery reads the recovery action that the driver requests for the GPU at an address, gpu.RecoveryUnknown, without an error, if the
+// driver does not report one, and whether the remapping of a row of memory has ever failed, which survives resets and qualifies the GPU for
+// replacement (nvml.h, NVML_FI_DEV_REMAPPED_FAILURE, "1=yes 0=no"; NVIDIA, "GPU Memory Error Management", row-remapping failure flag).
+func (s *Session) Recovery(ctx context.Context, pci gpu.PCIAddress) (gpu.Recovery, error) {
+	return ask(ctx, s.calls, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.Recovery, error) {
+		reported := gpu.Recovery{Action: gpu.RecoveryUnknown}
+		values, err := dev.FieldValues([]Field{{ID: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {ID: nvml.FI_DEV_REMAPPED_FAILURE}})
 		if lacking(err) || errors.Is(err, gpu.ErrNotFound) {
-			return gpu.RecoveryUnknown, nil
+			return reported, nil
 		}
 		if err != nil {
-			return gpu.RecoveryUnknown, fmt.Errorf("read the recovery action of the GPU at %s: %w", pci, err)
+			return reported, fmt.Errorf("read the recovery action of the GPU at %s: %w", pci, err)
 		}
-		return gpu.RecoveryAction(values[0].Value), nil
+		if v := values[1]; v.Err == nil && v.Value <= 1 {
+			failed := v.Value == 1
+			reported.RemapFailed = &failed
+		}
+		switch err := values[0].Err; {
+		case lacking(err) || errors.Is(err, gpu.ErrNotFound):
+			return reported, nil
+		case err != nil:
+			return reported, fmt.Errorf("read the recovery action of the GPU at %s: %w", pci, err)
+		}
+		reported.Action = gpu.RecoveryAction(values[0].Value)
+		return reported, nil
 	})
 }

@@ -156,7 +156,7 @@ func TestEvents_ClosedMeanwhile(t *testing.T) {
 	})
 }
 
-func TestRecoveryAction_Unsupported(t *testing.T) {
+func TestRecovery_Unsupported(t *testing.T) {
 	broken := errors.New("unknown error")
 	lib, s := eventBed(t, 1)
 	d, pci := lib.devices[0], s.Node().GPUs[0].PCI
@@ -176,12 +176,28 @@ func TestRecoveryAction_Unsupported(t *testing.T) {
 		"something else":   {"field 230", broken, gpu.RecoveryUnknown, broken},
 	} {
 		d.errs = map[string]error{tt.call: tt.err}
-		got, err := s.RecoveryAction(t.Context(), pci)
-		if got != tt.want || !errors.Is(err, tt.fail) || (err != nil) != (tt.fail != nil) {
-			t.Errorf("%s: got %d, %v, want %d, %v", name, got, err, tt.want, tt.fail)
+		got, err := s.Recovery(t.Context(), pci)
+		if got.Action != tt.want || !errors.Is(err, tt.fail) || (err != nil) != (tt.fail != nil) {
+			t.Errorf("%s: got %d, %v, want %d, %v", name, got.Action, err, tt.want, tt.fail)
 		}
 	}
-	if _, err := s.RecoveryAction(t.Context(), gpu.PCIAddress{}); !errors.Is(err, gpu.ErrNotFound) {
+	for name, tt := range map[string]struct {
+		remap uint64
+		err   error
+		want  *bool
+	}{
+		"failed":     {1, nil, ptr(true)},
+		"not failed": {0, nil, ptr(false)},
+		"MIG mode":   {1, gpu.ErrNotSupported, nil},
+		"lost":       {1, gpu.ErrLost, nil},
+		"nonsense":   {0xffffffff, nil, nil},
+	} {
+		d.remap, d.errs = tt.remap, map[string]error{"field 145": tt.err, "field 230": gpu.ErrNotSupported} // as of older drivers
+		got, err := s.Recovery(t.Context(), pci)
+		must(t, err)
+		equal(t, name, gpu.Recovery{Action: gpu.RecoveryUnknown, RemapFailed: tt.want}, got)
+	}
+	if _, err := s.Recovery(t.Context(), gpu.PCIAddress{}); !errors.Is(err, gpu.ErrNotFound) {
 		t.Errorf("a GPU that is not there: got %v, want %v", err, gpu.ErrNotFound)
 	}
 }

@@ -24,7 +24,7 @@ const (
 // kernel_mig_manager.c, gpuFabricProbeSuspend).
 func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error) {
 	if g.FabricState == gpu.FabricUnsupported {
-		return gpu.FabricUnsupported, nil
+		return s.calls.unregistered(ctx, g, &s.manager)
 	}
 	return ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
 		if enabled, _, err := dev.MIG().MIGMode(); err == nil && enabled {

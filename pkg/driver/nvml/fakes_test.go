@@ -140,12 +140,15 @@ func (l *fakeLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
 // fakeDevice is an H100 whose calls fail as a test says. What no test of this package calls is nil.
 type fakeDevice struct {
 	Device
-	product  string // empty: an H100
-	bus      string
-	uuid     string
-	minor    int
-	reserved uint64
-	links    []bool // one for each link of the board
+	product string // empty: an H100
+	// generation is the compute capability's first number; zero: 9.
+	generation int
+	mig        bool
+	bus        string
+	uuid       string
+	minor      int
+	reserved   uint64
+	links      []bool // one for each link of the board
 	// remotes are the PCI addresses of the GPUs to which links lead; other links lead to switches.
 	remotes map[int]string
 	// speeds are those of single links; without one, a link has no speed of its own.
@@ -156,6 +159,7 @@ type fakeDevice struct {
 	pids       []int
 	events     uint64            // that the GPU has
 	recovery   uint64            // field 230
+	remap      uint64            // field 145
 	errs       map[string]error  // by method name
 	called     func(name string) // may be nil
 }
@@ -185,7 +189,7 @@ func (d *fakeDevice) AddressingMode() (int, error)     { return 1, d.fail("Addre
 func (d *fakeDevice) RunningProcesses() ([]int, error) { return d.pids, d.fail("RunningProcesses") }
 
 func (d *fakeDevice) CUDAComputeCapability() (major, minor int, err error) {
-	return 9, 0, d.fail("CUDAComputeCapability")
+	return cmp.Or(d.generation, 9), 0, d.fail("CUDAComputeCapability")
 }
 
 func (d *fakeDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
@@ -205,6 +209,9 @@ func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 		}
 		if f.ID == 230 {
 			v = FieldValue{Value: d.recovery, Err: d.fail("field 230")}
+		}
+		if f.ID == 145 {
+			v = FieldValue{Value: d.remap, Err: d.fail("field 145")}
 		}
 		if f.ID == 90 {
 			v = FieldValue{Value: 26562, Err: d.fail("field 90")}
@@ -287,7 +294,7 @@ type fakeMIG struct {
 }
 
 func (f fakeMIG) MIGMode() (current, pending bool, err error) {
-	return false, false, f.d.fail("MIGMode")
+	return f.d.mig, f.d.mig, f.d.fail("MIGMode")
 }
 
 func (f fakeMIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {

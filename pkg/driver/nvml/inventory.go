@@ -93,7 +93,7 @@ func (v *inventory) handle(pci gpu.PCIAddress) (handle, error) {
 	if v.absent(pci) {
 		return handle{}, fmt.Errorf("find GPU at %s: %w: %w", pci, gpu.ErrNotFound, gpu.ErrAbsent)
 	}
-	return handle{}, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+	return handle{}, fmt.Errorf("find GPU at %s: %w: %w", pci, gpu.ErrNotFound, gpu.ErrUnreadable)
 }
 
 // adopt replaces the inventory.

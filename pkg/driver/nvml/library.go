@@ -16,7 +16,9 @@ type Library interface {
 	Shutdown() error                       // nvmlShutdown
 	SystemDriverVersion() (string, error)  // nvmlSystemGetDriverVersion
 	SystemCUDADriverVersion() (int, error) // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
-	// ConfidentialComputing reports whether the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState: ccFeature).
+	// ConfidentialComputing reports whether the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState: ccFeature), or in
+	// that of several GPUs and NVSwitches, protected PCIe, where ccFeature is off (nvmlSystemGetConfComputeSettings: multiGpuMode;
+	// open-gpu-kernel-modules 595.45.04, conf_compute_api.c, SystemGetCapabilities, and nv_gpu_ops.c, which treats both alike).
 	ConfidentialComputing() (bool, error)
 	// AcceptsWork reports whether GPUs in confidential computing mode accept work (nvmlSystemGetConfComputeGpusReadyState).
 	AcceptsWork() (bool, error)

@@ -86,7 +86,11 @@ func (l *realLibrary) ConfidentialComputing() (bool, error) {
 		return false, err
 	}
 	state, err := result(l.lib.SystemGetConfComputeState())(call)
-	return state.CcFeature == nvml.CC_SYSTEM_FEATURE_ENABLED, err
+	if err != nil || state.CcFeature == nvml.CC_SYSTEM_FEATURE_ENABLED || !l.HasFunction("nvmlSystemGetConfComputeSettings") {
+		return err == nil && state.CcFeature == nvml.CC_SYSTEM_FEATURE_ENABLED, err
+	}
+	settings, ret := l.lib.SystemGetConfComputeSettings()
+	return ret == nvml.SUCCESS && settings.MultiGpuMode == nvml.CC_SYSTEM_MULTIGPU_PROTECTED_PCIE, nil
 }
 
 func (l *realLibrary) AcceptsWork() (bool, error) {

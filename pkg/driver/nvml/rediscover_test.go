@@ -221,6 +221,8 @@ func TestDiscover_ConfidentialComputing(t *testing.T) {
 		"off":                    {"hgx-h100", sim.ConfidentialOff, false, false},
 		"not ready":              {"hgx-h100", sim.ConfidentialNotReady, true, true},
 		"ready":                  {"hgx-h100", sim.ConfidentialReady, true, false},
+		"protected PCIe":         {"hgx-h100", sim.ProtectedPCIeNotReady, true, true},
+		"protected PCIe, ready":  {"hgx-h100", sim.ProtectedPCIeReady, true, false},
 		"older than the feature": {"t4", sim.ConfidentialNotReady, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -34,6 +34,8 @@ type Options struct {
 	LibraryPath string
 	// Sysfs is the node's /sys.
 	Sysfs fs.ReadLinkFS
+	// Procfs is the node's /proc; nil if unknown.
+	Procfs fs.FS
 }
 
 // Session is a long-lived NVML session. It caches handles, because nvmlInit and lookups by UUID can take seconds under
@@ -43,6 +45,7 @@ type Session struct {
 	inventory *inventory
 	profiles  computeProfiles
 	root      string
+	manager   fabricManager
 	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool
 	scan  scan
@@ -61,7 +64,7 @@ func Open(ctx context.Context, opts Options) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NVML session with %s: %w", chosen.path, err)
 	}
-	s.root = chosen.root
+	s.root, s.manager.procfs = chosen.root, opts.Procfs
 	return s, nil
 }
 

@@ -3,6 +3,7 @@
 package nvml_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -34,7 +35,9 @@ func openBoth(t *testing.T, model string) (node *sim.Node, inProcess, shared *nv
 	if inProcess, err = simulated.OpenNode(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	shared, err = nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
+	shared, err = nvml.Open(t.Context(), nvml.Options{
+		DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS), Procfs: os.DirFS(filepath.Join(root, "proc")),
+	})
 	must(t, err)
 	t.Cleanup(func() {
 		if err := shared.Close(); err != nil {
@@ -67,11 +70,49 @@ func inOwnProcess(t *testing.T, model string) {
 func TestSharedLibrary_Discovery(t *testing.T) {
 	needLibrary(t)
 	if model := os.Getenv(asModel); model != "" {
-		openBoth(t, model)
+		_, _, shared := openBoth(t, model)
+		for i := range shared.Node().GPUs {
+			if state, err := shared.Fabric(t.Context(), &shared.Node().GPUs[i]); state.Pending() || state == gpu.FabricFailed || err != nil {
+				t.Errorf("GPU %d: got fabric %s, %v, of a healthy node", i, state, err)
+			}
+		}
 		return
 	}
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) { inOwnProcess(t, model) })
+	}
+}
+
+// Without Fabric Manager, A100 GPUs are unusable except in MIG mode, though NVML reports nothing.
+func TestSharedLibrary_NoFabricManager(t *testing.T) {
+	needLibrary(t)
+	if os.Getenv(asModel) == "" {
+		inOwnProcess(t, "dgx-a100")
+		return
+	}
+	node, _, shared := openBoth(t, "dgx-a100")
+	g := &shared.Node().GPUs[0]
+	for _, want := range []gpu.FabricState{gpu.FabricUnmanaged, gpu.FabricUnsupported} {
+		must(t, node.Hardware().SetFabricManager(want == gpu.FabricUnsupported))
+		if got, err := shared.Fabric(t.Context(), g); got != want || err != nil {
+			t.Errorf("got %s, %v, want %s", got, err, want)
+		}
+	}
+}
+
+// In protected PCIe mode the confidential computing feature is off, and GPUs refuse work all the same.
+func TestSharedLibrary_ProtectedPCIe(t *testing.T) {
+	needLibrary(t)
+	if os.Getenv(asModel) == "" {
+		inOwnProcess(t, "hgx-h100")
+		return
+	}
+	node, _, shared := openBoth(t, "hgx-h100")
+	for mode, want := range map[int]bool{sim.ProtectedPCIeNotReady: true, sim.ProtectedPCIeReady: false, sim.ConfidentialOff: false} {
+		must(t, errors.Join(node.Hardware().SetConfidential(mode), shared.Refresh(t.Context())))
+		if got, err := shared.RefusesWork(t.Context()); got != want || err != nil {
+			t.Errorf("mode %d: refuses work %t, %v, want %t", mode, got, err, want)
+		}
 	}
 }
 

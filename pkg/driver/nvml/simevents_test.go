@@ -51,7 +51,7 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	must(t, node.Hardware().Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
 	must(t, node.Hardware().Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
 	must(t, node.Hardware().SetRecoveryAction(7, 2))
-	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryReboot || err != nil {
+	if got, err := s.Recovery(t.Context(), *pci(7)); got.Action != gpu.RecoveryReboot || err != nil {
 		t.Errorf("recovery action: got %d, %v, want %d", got, err, gpu.RecoveryReboot)
 	}
 	must(t, s.SetMIG(t.Context(), *pci(0), true))
@@ -85,14 +85,14 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	}
 	must(t, second.Close())
 	must(t, node.Faults().FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
-	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryUnknown || err != nil {
+	if got, err := s.Recovery(t.Context(), *pci(7)); got.Action != gpu.RecoveryUnknown || err != nil {
 		t.Errorf("an older driver: got %d, %v, want %d", got, err, gpu.RecoveryUnknown)
 	}
 	must(t, node.Faults().Clear(-1))
 	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); err != nil {
 		t.Errorf("the GPU that is back: %v", err)
 	}
-	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryNone || err != nil {
+	if got, err := s.Recovery(t.Context(), *pci(7)); got.Action != gpu.RecoveryNone || err != nil {
 		t.Errorf("after all is cleared: got %d, %v, want %d", got, err, gpu.RecoveryNone)
 	}
 }

@@ -131,7 +131,7 @@ func (c *Config) Validate() error {
 	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
 	}
-	errs = append(errs, checkAddress(c.MetricsAddress), c.Notices.validate())
+	errs = append(errs, checkAddress(c.MetricsAddress), c.Notices.validate(), c.checkSocket())
 	if c.UsageEvery != 0 && c.UsageEvery < time.Second {
 		errs = append(errs, fmt.Errorf("--usage-every %s is neither 0 nor at least a second", c.UsageEvery))
 	}
@@ -163,6 +163,19 @@ func checkAddress(address string) error {
 
 // compatible reports whether manifests written for NVIDIA's DRA driver must run unchanged.
 func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
+
+// maxSocketPath is Linux' limit for the path of a Unix socket in bytes (unix(7): 108 with the zero at its end).
+const maxSocketPath = 107
+
+// checkSocket fails where the kubelet cannot reach the plugin's socket, which kubeletplugin names so with RollingUpdate. The one of the
+// registration it shortens.
+func (c *Config) checkSocket() error {
+	if socket := filepath.Join(c.pluginDir(), "dra-"+c.PodUID+".sock"); len(socket) > maxSocketPath {
+		return fmt.Errorf("--kubelet-plugins-dir: the path of the socket %s has %d bytes, and Linux allows %d: use a shorter one, such as a "+
+			"symbolic link /var/lib/kubelet to the kubelet's directory", socket, len(socket), maxSocketPath)
+	}
+	return nil
+}
 
 // pluginDir is the directory of this driver's sockets, records, locks and hook.
 func (c *Config) pluginDir() string {

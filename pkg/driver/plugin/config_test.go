@@ -30,20 +30,26 @@ func TestConfig_Validate(t *testing.T) {
 		change func(c *Config)
 		want   []string // nil: valid
 	}{
-		"all set":             {func(*Config) {}, nil},
-		"no metrics":          {func(c *Config) { c.MetricsAddress = "" }, nil},
-		"container root":      {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
-		"found by itself":     {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
-		"metrics, no port":    {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
-		"metrics, bad port":   {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
-		"usage off":           {func(c *Config) { c.UsageEvery = 0 }, nil},
-		"usage too often":     {func(c *Config) { c.UsageEvery = time.Millisecond }, []string{"--usage-every", "1ms"}},
-		"node name, no DNS":   {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
-		"driver name, path":   {func(c *Config) { c.DriverName = "../x" }, []string{"--driver-name", "../x"}},
-		"driver name, upper":  {func(c *Config) { c.DriverName = "GPU.cleave.dev" }, []string{"--driver-name", "GPU.cleave.dev"}},
-		"driver name, 63":     {func(c *Config) { c.DriverName = strings.Repeat("a", 63) }, nil},
-		"driver name, 64":     {func(c *Config) { c.DriverName = strings.Repeat("a", 64) }, []string{"--driver-name", "63"}},
-		"relative plugins":    {func(c *Config) { c.PluginsDir = "plugins" }, []string{"--kubelet-plugins-dir", `"plugins"`, "absolute"}},
+		"all set":            {func(*Config) {}, nil},
+		"no metrics":         {func(c *Config) { c.MetricsAddress = "" }, nil},
+		"container root":     {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
+		"found by itself":    {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
+		"metrics, no port":   {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
+		"metrics, bad port":  {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
+		"usage off":          {func(c *Config) { c.UsageEvery = 0 }, nil},
+		"usage too often":    {func(c *Config) { c.UsageEvery = time.Millisecond }, []string{"--usage-every", "1ms"}},
+		"node name, no DNS":  {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
+		"driver name, path":  {func(c *Config) { c.DriverName = "../x" }, []string{"--driver-name", "../x"}},
+		"driver name, upper": {func(c *Config) { c.DriverName = "GPU.cleave.dev" }, []string{"--driver-name", "GPU.cleave.dev"}},
+		"driver name, 63":    {func(c *Config) { c.DriverName = strings.Repeat("a", 63) }, nil},
+		"driver name, 64":    {func(c *Config) { c.DriverName = strings.Repeat("a", 64) }, []string{"--driver-name", "63"}},
+		"relative plugins":   {func(c *Config) { c.PluginsDir = "plugins" }, []string{"--kubelet-plugins-dir", `"plugins"`, "absolute"}},
+		"plugins far away": {func(c *Config) {
+			c.PodUID, c.PluginsDir = "5f0c3a52-7d2b-4c1e-9d34-000000000001", "/var/snap/microk8s/common/var/lib/kubelet/plugins"
+		}, []string{"--kubelet-plugins-dir", "has 110 bytes", "107"}},
+		"plugins of k0s": {func(c *Config) {
+			c.PodUID, c.PluginsDir = "5f0c3a52-7d2b-4c1e-9d34-000000000001", "/var/lib/k0s/kubelet/plugins"
+		}, nil},
 		"a DaemonSet":         {func(c *Config) { c.DaemonSet = "cleave-system/cleave-plugin" }, nil},
 		"a name alone":        {func(c *Config) { c.DaemonSet = "cleave-plugin" }, []string{"--daemonset", `"cleave-plugin"`}},
 		"no namespace":        {func(c *Config) { c.DaemonSet = "/cleave-plugin" }, []string{"--daemonset"}},

@@ -38,6 +38,7 @@ func (d *driverFiles) options() nvml.Options {
 		Probe:       nvml.ProbeLibrary,
 		LibraryPath: d.config.NVMLLibrary,
 		Sysfs:       os.DirFS(d.config.Sysfs).(fs.ReadLinkFS),
+		Procfs:      os.DirFS(d.config.Procfs),
 	}
 }
 

@@ -19,6 +19,9 @@ import (
 // errMPSOff is why GPUs are not shared by MPS if no socket is configured.
 var errMPSOff = errors.New("the plugin runs with an empty --mps-socket")
 
+// errMPSKept is why what an earlier run shared is not released.
+var errMPSKept = fmt.Errorf("%w: set mps.enabled=true until the claim is released", errMPSOff)
+
 // supervisorTimeout bounds checking whether the MPS supervisor answers.
 const supervisorTimeout = time.Second
 
@@ -76,11 +79,11 @@ func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
 	return mps.Endpoint{}, errMPSOff
 }
 
-func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSOff }
+func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSKept }
 
 func (noSupervisor) Retain(_ context.Context, _, _ string, claims []types.UID) error {
 	if len(claims) > 0 {
-		return errMPSOff
+		return errMPSKept
 	}
 	return nil
 }

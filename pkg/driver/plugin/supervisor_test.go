@@ -5,6 +5,7 @@ package plugin
 import (
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -29,8 +30,8 @@ func TestNoSupervisor(t *testing.T) {
 	}
 	// What an earlier run shared is not released by that.
 	for _, err := range []error{noSupervisor{}.Release(t.Context(), "gpu", "a"), noSupervisor{}.Retain(t.Context(), "gpu", "owner", []types.UID{"a"})} {
-		if !errors.Is(err, errMPSOff) {
-			t.Errorf("got %v, want %v", err, errMPSOff)
+		if !errors.Is(err, errMPSOff) || !strings.Contains(err.Error(), "set mps.enabled=true") {
+			t.Errorf("got %v, want %v with the remedy", err, errMPSOff)
 		}
 	}
 	if err := (noSupervisor{}).Retain(t.Context(), "gpu", "owner", nil); err != nil {

@@ -138,9 +138,9 @@ func removeShared(c *Config) error {
 	for _, dir := range []string{records.ClaimsDir, records.LayoutsDir, records.ModesDir} {
 		errs = append(errs, removeRecords(filepath.Join(c.nodeDir(), dir)))
 	}
-	files := []string{locksDir, hook.NVIDIA, sessionFile, names.Running} // the lock last: it keeps plugins from starting
+	files := []string{locksDir, hook.NVIDIA, records.ResetFile, sessionFile, names.Running} // the lock last: it keeps plugins from starting
 	if keepsLayouts(c) {
-		files = []string{locksDir, hook.NVIDIA, names.Running}
+		files = []string{locksDir, hook.NVIDIA, records.ResetFile, names.Running}
 	}
 	for _, file := range files {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.nodeDir(), file)))

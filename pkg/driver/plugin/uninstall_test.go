@@ -86,7 +86,7 @@ func leavingConfig(t *testing.T) *Config {
 	for _, file := range []string{
 		"plugins/gpu.cleave.dev/cleave.lock", "plugins/_cleave/cleave.lock", "plugins/_cleave/locks/gpu-0000-1b-00-0.lock",
 		"plugins/_cleave/claims/.1234.json.4711", "plugins/_cleave/driver-session.json", "plugins/gpu.cleave.dev/.policy.json.4711",
-		"plugins/_cleave/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
+		"plugins/_cleave/nvidia-cdi-hook", "plugins/_cleave/reset.json", "plugins/gpu.cleave.dev/dra-1234.sock",
 		"registry/" + kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234"),
 		"cdi/gpu.cleave.dev-gpu.json",
 		// Others'.

@@ -66,7 +66,8 @@ func (t Table) Owners(ctx context.Context, pids []int) (map[int]Owner, error) {
 	return owners, nil
 }
 
-// PodOf is the pod of a process by its /proc/PID/cgroup; the outermost, as a pod can have a cluster in it. It is empty for processes of the host.
+// PodOf is the pod of a process by its /proc/PID/cgroup; the outermost, as a pod can have a cluster in it. It is empty for processes of the
+// host.
 func PodOf(cgroup string) types.UID {
 	for _, uid := range podsIn(cgroup) {
 		if podUID.MatchString(string(uid)) {

@@ -64,35 +64,40 @@ type State struct {
 // queried are the fields of a State, in its order.
 const queried = "mig.mode.current,mig.mode.pending,persistence_mode"
 
-// Query asks for the state of the GPU at an address.
+// Query asks for the state of the GPU at an address. With an error, the state has what could be read: of a GPU that has failed, nvidia-smi
+// may print "[GPU requires reset]" instead.
 func (t *Tool) Query(ctx context.Context, pci gpu.PCIAddress) (State, error) {
 	output, err := t.call(ctx, shortRun, pci, "--query-gpu="+queried, "--format=csv,noheader")
 	if err != nil {
 		return State{}, err
 	}
+	var st State
 	for line := range strings.Lines(string(output)) { // warnings may come before and after
-		if st, ok := parse(line); ok {
-			return st, nil
+		read, complete := parse(line)
+		if complete {
+			return read, nil
+		}
+		if read != (State{}) {
+			st = read
 		}
 	}
-	return State{}, fmt.Errorf("nvidia-smi --query-gpu=%s of the GPU at %s printed %q", queried, pci, driverroot.OneLine(output))
+	return st, fmt.Errorf("nvidia-smi --query-gpu=%s of the GPU at %s printed %q", queried, pci, driverroot.OneLine(output))
 }
 
-// parse reads a State from a line of output, if it is one.
-func parse(line string) (st State, ok bool) {
+// parse reads a State from a line of output, and reports whether the line has all of it.
+func parse(line string) (st State, complete bool) {
 	words := strings.Split(line, ",")
 	fields := []*bool{&st.Current, &st.Pending, &st.Persistence}
 	if len(words) != len(fields) {
 		return State{}, false
 	}
+	complete = true
 	for i, word := range words {
 		word = strings.TrimSpace(word)
-		if word != "Enabled" && word != "Disabled" && (word != "[N/A]" || i == len(words)-1) {
-			return State{}, false
-		}
 		*fields[i] = word == "Enabled"
+		complete = complete && (*fields[i] || word == "Disabled" || word == "[N/A]" && i < len(words)-1)
 	}
-	return st, true
+	return st, complete
 }
 
 // SetMode asks for a MIG mode. If nothing has the GPU open, the driver resets it for that; otherwise the mode is pending, which is

@@ -57,9 +57,14 @@ func TestTool_Query(t *testing.T) {
 			t.Errorf("%q: %v (-want +got):\n%s", output, err, diff)
 		}
 	}
-	for _, output := range []string{"", "Enabled, Enabled, [N/A]", "Enabled, Enabled", "Unable to determine the device handle"} {
-		if got, err := (&runner{output: output}).tool("/nowhere").Query(t.Context(), pci); err == nil || !strings.Contains(err.Error(), "printed") {
-			t.Errorf("%q: %v, %v", output, got, err)
+	for output, want := range map[string]smi.State{
+		"": {}, "Enabled, Enabled": {}, "Unable to determine the device handle": {},
+		"Enabled, Enabled, [N/A]":                             {Current: true, Pending: true},
+		"[GPU requires reset], [GPU requires reset], Enabled": {Persistence: true},
+	} {
+		got, err := (&runner{output: output}).tool("/nowhere").Query(t.Context(), pci)
+		if diff := cmp.Diff(want, got); diff != "" || err == nil || !strings.Contains(err.Error(), "printed") {
+			t.Errorf("%q: %v (-want +got):\n%s", output, err, diff)
 		}
 	}
 }

@@ -47,7 +47,11 @@ type library struct {
 }
 
 func (l library) ConfidentialComputing() (bool, error) {
-	return sim.Confidential{Node: l.Node}.ConfidentialComputing()
+	on, err := sim.Confidential{Node: l.Node}.ConfidentialComputing()
+	if err != nil || on {
+		return on, err
+	}
+	return sim.Confidential{Node: l.Node}.ProtectedPCIe()
 }
 
 func (l library) AcceptsWork() (bool, error) { return sim.Confidential{Node: l.Node}.AcceptsWork() }

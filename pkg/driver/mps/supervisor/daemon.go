@@ -22,6 +22,7 @@ type daemon struct {
 	on      *Host
 	config  *Config
 	process Process // nil while none runs
+	server  server
 }
 
 // alive reports whether the process runs.
@@ -61,7 +62,7 @@ func (d *daemon) start(ctx context.Context, record func(ProcessID) error) error 
 	d.Root = d.on.Daemons.Root(ctx)
 	process, err := d.on.Daemons.Start(ctx, d.Daemon, record)
 	if err == nil {
-		d.process = process
+		d.process, d.server = process, server{asked: time.Now()}
 	}
 	return err
 }
@@ -72,7 +73,7 @@ func (d *daemon) adopt(ctx context.Context, id ProcessID) error {
 	if err != nil {
 		return fmt.Errorf("it did not outlive the supervisor: %w", err)
 	}
-	d.process, d.Root = process, d.on.Daemons.Root(ctx)
+	d.process, d.Root, d.server = process, d.on.Daemons.Root(ctx), server{asked: time.Now()}
 	ctx, cancel := context.WithTimeout(ctx, d.config.StartTimeout)
 	defer cancel()
 	err = d.waitReady(ctx)

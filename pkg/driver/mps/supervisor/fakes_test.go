@@ -49,15 +49,17 @@ type fakeHost struct {
 	silent    bool                // daemons do not answer
 	stubborn  int                 // how many ways to end them daemons withstand
 	starts    int
-	serving   map[string]bool // GPUs whose daemons have a server
-	inMIG     bool            // GPUs are in MIG mode, in which compute modes are neither read nor set
-	deaf      int             // how many changes of the compute mode are answered with success and not made
+	asked     int                 // how often daemons were asked about their servers
+	serving   map[string]bool     // GPUs whose daemons have a server
+	statuses  map[string][]string // answers of the servers of GPUs, the last for good; to an empty one there is no answer
+	inMIG     bool                // GPUs are in MIG mode, in which compute modes are neither read nor set
+	deaf      int                 // how many changes of the compute mode are answered with success and not made
 }
 
 func newFakeHost() *fakeHost {
 	return &fakeHost{
 		stop: func() {}, modes: map[gpu.PCIAddress]int{}, processes: map[int]*fakeProcess{},
-		serving: map[string]bool{}, nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
+		serving: map[string]bool{}, statuses: map[string][]string{}, nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
 	}
 }
 
@@ -155,7 +157,10 @@ func (h *fakeHost) Adopt(id ProcessID) (Process, error) {
 	return nil, fmt.Errorf("%w: there is no process %d", errGone, id.PID)
 }
 
-func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string, error) {
+func (h *fakeHost) Ask(ctx context.Context, d Daemon, commands ...string) (string, error) {
+	if strings.HasPrefix(commands[0], "get_server_") {
+		return h.askServer(ctx, d, commands[0])
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.processes {
@@ -183,6 +188,28 @@ func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string,
 	return "", errors.New("Cannot find MPS control daemon process")
 }
 
+// askServer answers about the server of a daemon, which has one if it has statuses.
+func (h *fakeHost) askServer(ctx context.Context, d Daemon, command string) (answer string, err error) {
+	h.locked(func() {
+		h.asked++
+		left := h.statuses[d.GPU]
+		switch {
+		case len(left) == 0:
+			answer = "there is none"
+		case command == "get_server_list":
+			answer = "77"
+		default:
+			answer = left[0]
+			h.statuses[d.GPU] = left[min(1, len(left)-1):]
+		}
+	})
+	if answer == "" {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	return answer, err
+}
+
 // Serves goes by serving: the daemons in memory have no servers of their own.
 func (h *fakeHost) Serves(_ context.Context, d Daemon, _ ProcessID) (serves bool, err error) {
 	h.locked(func() { serves = h.serving[d.GPU] })
@@ -191,7 +218,10 @@ func (h *fakeHost) Serves(_ context.Context, d Daemon, _ ProcessID) (serves bool
 
 func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
 	h.kill(d.GPU)
-	h.locked(func() { delete(h.defaults, d.GPU) })
+	h.locked(func() {
+		delete(h.defaults, d.GPU)
+		delete(h.statuses, d.GPU)
+	})
 	return nil
 }
 

@@ -128,8 +128,8 @@ func (m Tmpfs) try(ctx context.Context, options string, mount func(options strin
 	return mount(options)
 }
 
-// A tmpfs allows half as many files as the host has pages unless told otherwise (Documentation/filesystems/tmpfs.rst), and an empty file takes
-// about a kilobyte of the kernel's memory that size does not count.
+// A tmpfs allows half as many files as the host has pages unless told otherwise (Documentation/filesystems/tmpfs.rst), and an empty file
+// takes about a kilobyte of the kernel's memory that size does not count.
 const (
 	bytesPerFile = 16 << 10
 	minFiles     = 1 << 10

@@ -27,7 +27,7 @@ const (
 // before are logged.
 func tailOf(ctx context.Context, device, dir string) string {
 	var b strings.Builder
-	for _, name := range []string{"control.log", "server.log", outputFile} {
+	for _, name := range []string{"control.log", serverLog, outputFile} {
 		lines := tail(filepath.Join(dir, name))
 		if len(lines) == 0 {
 			continue

@@ -5,6 +5,8 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -273,6 +275,60 @@ func TestRelease_NotRecorded(t *testing.T) {
 				}
 				release(t, s, requestFor("b", 1))
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+				h.wantNothingLeft(t, config)
+			})
+		})
+	}
+}
+
+// A server that stays in state FAULT is replaced, with its daemon. Nothing else that is answered, or not answered, ends one.
+func TestRestart_ServerInFault(t *testing.T) {
+	const unknown = "Unknown command: get_server_status 77"
+	tests := map[string]struct {
+		answers []string
+		quiet   bool          // the server logs nothing
+		want    time.Duration // until it is replaced; zero if it is not
+		asked   int
+	}{
+		"for good":                     {answers: []string{"FAULT"}, want: time.Minute, asked: 21},
+		"for good, later":              {answers: []string{"INITIALIZING", "ACTIVE", "FAULT"}, want: 2 * time.Minute, asked: 21},
+		"and recovers":                 {answers: []string{"FAULT", "ACTIVE"}, asked: 21},
+		"and does not answer":          {answers: []string{"FAULT", "", "FAULT", "", "FAULT", ""}, asked: 37},
+		"of an older daemon":           {answers: []string{unknown}, asked: 40},
+		"unseen, as nothing is logged": {answers: []string{"ACTIVE"}, quiet: true, asked: 2},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+				a := requestFor("a", 1)
+				e := ensure(t, s, a)
+				h.locked(func() { h.statuses[a.Device] = tt.answers })
+				go s.CleanUp()
+				began, stop := time.Now(), time.NewTicker(29*time.Second)
+				defer stop.Stop()
+				for time.Since(began) < 10*time.Minute-time.Second {
+					if !tt.quiet {
+						log, err := os.OpenFile(filepath.Join(e.LogDir, serverLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+						must(t, err)
+						_, err = log.WriteString("New client\n")
+						must(t, errors.Join(err, log.Close()))
+					}
+					<-stop.C
+				}
+				type event struct {
+					Kind  mps.EventKind
+					After time.Duration
+				}
+				var want, got []event
+				if tt.want > 0 {
+					want = []event{{mps.DaemonLost, tt.want}, {mps.DaemonRestarted, tt.want}}
+				}
+				for _, r := range s.reports.pending {
+					got = append(got, event{r.Kind, r.Time.Sub(began)})
+				}
+				equal(t, "events", want, got)
+				h.locked(func() { equal(t, "questions", tt.asked, h.asked) })
+				release(t, s, a)
 				h.wantNothingLeft(t, config)
 			})
 		})

@@ -4,6 +4,7 @@ package supervisor
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -159,4 +160,45 @@ func TestRestart_ProgramWithoutMPS(t *testing.T) {
 	if err := errors.Join(node.Clients().Add(0, without), node.Clients().Remove(0, without.PID)); err != nil {
 		t.Errorf("after the last share: %v", err)
 	}
+}
+
+// A program stays though a fatal error of another has hit it: its server takes no others until it is replaced.
+func TestCleanUp_ServerInFault(t *testing.T) {
+	b := newBed(t)
+	must(t, os.MkdirAll(filepath.Join(b.Config.Dir, stateDir), 0o700))
+	life, cancel := context.WithCancel(context.Background())
+	s := New(life, b.Config, b.host(), "boot-1")
+	defer s.Wait()
+	defer cancel()
+	a := b.request(t, "a", 0)
+	e := ensure(t, s, a)
+	_, stays := b.client(t, e, "--stay")
+	_, faulty := b.client(t, e, "--fault")
+	_ = faulty.Wait()
+	_, refused := b.client(t, e)
+	if err := refused.Wait(); err == nil {
+		t.Error("the server takes clients: the simulated one is too kind")
+	}
+	g := s.gpu(a.Device)
+	s.cleanUp(g)
+	must(t, g.lock(t.Context()))
+	if g.daemon.server.fault.IsZero() {
+		t.Error("the state of the server was not noticed")
+	}
+	g.daemon.server.fault = time.Now().Add(-faultPatience)
+	g.unlock()
+	s.cleanUp(g)
+	ensure(t, s, a) // waits for the restart
+	_, taken := b.client(t, e)
+	if err := taken.Wait(); err != nil {
+		t.Errorf("a client of the new server: %v", err)
+	}
+	var kinds []mps.EventKind
+	for _, r := range s.reports.pending {
+		kinds = append(kinds, r.Kind)
+	}
+	equal(t, "events", []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted}, kinds)
+	release(t, s, a)
+	_ = stays.Wait()
+	b.wantNothingLeft(t)
 }

@@ -164,7 +164,7 @@ func (s *Supervisor) work(ctx context.Context) context.Context {
 	return klog.NewContext(s.life, klog.FromContext(ctx))
 }
 
-// CleanUp retries failed cleanups until life ends.
+// CleanUp retries failed cleanups, and replaces faulty servers, until life ends.
 func (s *Supervisor) CleanUp() {
 	tick := time.NewTicker(cleanUpEvery)
 	defer tick.Stop()
@@ -180,7 +180,7 @@ func (s *Supervisor) CleanUp() {
 	}
 }
 
-// cleanUp cleans up one GPU. A locked GPU, as while the driver hangs, must not block the others.
+// cleanUp cleans up one GPU, or looks after its server. A locked GPU, as while the driver hangs, must not block the others.
 func (s *Supervisor) cleanUp(g *gpuState) {
 	ctx, cancel := context.WithTimeout(s.life, cleanUpEvery)
 	defer cancel()
@@ -189,7 +189,13 @@ func (s *Supervisor) cleanUp(g *gpuState) {
 	}
 	defer g.unlock()
 	waits := !g.waits.IsZero() && time.Since(g.waits) < migRecheck
-	if g.record == nil || len(g.record.Claims) > 0 || waits {
+	switch {
+	case g.record == nil:
+		return
+	case len(g.record.Claims) > 0:
+		s.replaceFaulty(g)
+		return
+	case waits:
 		return
 	}
 	if err := g.dismantle(s.life); err != nil {
