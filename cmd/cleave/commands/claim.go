@@ -12,8 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/domain/nodeslices"
 	"github.com/cleave-dra/cleave/pkg/tools/shortform"
 )
 
@@ -75,6 +77,7 @@ func newClaim() *cobra.Command {
 	flags.StringVar(&f.NICClass, "nic-class", shortform.NICClass, "DeviceClass of network cards")
 	flags.StringVar(&f.NUMANode, "numa-attribute", string(shortform.NUMANodeAttribute),
 		"attribute of \"one numa node\"; "+string(shortform.PreviousNUMANodeAttribute)+" for dra-driver-cpu up to v0.2.0 and dranet up to v1.4.0")
+	flags.StringVar(&f.Driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.StringVarP(&f.output, "output", "o", "yaml", "yaml or json")
 	return cmd
 }
@@ -97,7 +100,7 @@ func (f *claimFlags) check() error {
 		return fmt.Errorf("--numa-attribute %q is not the name of an attribute with its domain, such as %s", f.NUMANode,
 			shortform.NUMANodeAttribute)
 	}
-	return nil
+	return nodeslices.CheckDriverName(f.Driver)
 }
 
 // profilesOfClasses are the MIG profiles of the DeviceClasses that come with Cleave.

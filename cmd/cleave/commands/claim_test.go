@@ -69,6 +69,16 @@ spec:
 	}
 }
 
+// Attributes and capacities are those of the driver's name; the classes keep theirs.
+func TestClaim_DriverName(t *testing.T) {
+	got := cleave(t, "claim", "2 gpus, memory >= 40Gi, one nvlink domain", "--driver-name=gpu.nvidia.com")
+	for _, want := range []string{"matchAttribute: gpu.nvidia.com/nvlinkGroup\n", `device.capacity["gpu.nvidia.com"].memory`, "deviceClassName: gpu.cleave.dev\n"} {
+		if got.code != cli.ExitOK || !strings.Contains(got.stdout, want) {
+			t.Errorf("got %d, %s%s, want %q", got.code, got.stderr, got.stdout, want)
+		}
+	}
+}
+
 // checkClaim checks that what was printed passes validate and is the same as JSON.
 func checkClaim(t *testing.T, args []string, printed string) {
 	t.Helper()

@@ -114,6 +114,7 @@ func (f *dashboardFlags) run(ctx context.Context) error {
 	if f.prometheus.URL != "" {
 		f.served.Figures = &figures{&f.prometheus, client, f.driver}
 	}
+	f.served.Driver = f.driver
 	server, err := dashboard.New(source, f.served)
 	if err != nil {
 		return err

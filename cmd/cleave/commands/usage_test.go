@@ -41,6 +41,7 @@ func TestRun_UsageErrors(t *testing.T) {
 		"claim 4 gpuss":                          {`"4 gpuss" is not known: did you mean "4 gpus"?`},
 		"claim 2 1g.10g":                         {`"2 1g.10g" is not known: did you mean "2 1g.10gb"?`},
 		"claim 1 gpu -o table":                   {`--output "table" is not one of yaml, json`},
+		"claim 1 gpu --driver-name A":            {"--driver-name"},
 		"claim 1 gpu --name A":                   {`--name "A" cannot be the name of an object`},
 		"claim 1 gpu --nic-class=":               {`--nic-class "" cannot be the name of an object`},
 		"claim 1 gpu --numa-attribute numaNode":  {`--numa-attribute "numaNode" is not the name of an attribute with`},

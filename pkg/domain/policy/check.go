@@ -33,6 +33,31 @@ func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
 	return problems
 }
 
+// CheckOffers finds the rules under which a GPU of the node offers nothing, as the shares that they want do not fit it. Partitions are up
+// to Check: a GPU may have to be reset for them. The error is v1alpha1.Problems, each with the rule and field.
+func CheckOffers(p *v1alpha1.NodePolicy, node *gpu.Node, caps Capabilities) error {
+	var problems v1alpha1.Problems
+	said := map[string]bool{}
+	for i, offer := range Apply(p, node, caps).Offers {
+		g := &node.GPUs[i]
+		if offer.Excluded || offer.Whole || offer.Partitions != nil || offer.NoPartitions != "" || offer.TimeSlice != nil || offer.MPS != nil {
+			continue
+		}
+		at, _ := find(p, g)
+		for _, tier := range []struct{ field, why string }{{"timeSlice", offer.NoTimeSlice}, {"mps", offer.NoMPS}} {
+			err := fmt.Errorf("rules[%d].%s: %s: no tier of the rule offers %s", at, tier.field, tier.why, g.ProductName)
+			if tier.why != "" && !said[err.Error()] { // boards of one model have the same error
+				said[err.Error()] = true
+				problems = append(problems, err)
+			}
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return problems
+}
+
 // check validates a rule against a board that it matches. The errors start with the field.
 func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {

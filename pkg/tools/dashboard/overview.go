@@ -31,6 +31,7 @@ type renderer struct {
 	palette palette
 	reasons *reasons
 	figures *figures
+	driver  string
 
 	mu   sync.Mutex
 	rows map[string]row // by node

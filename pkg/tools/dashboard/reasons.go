@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/html"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/tools/explain"
 )
 
@@ -193,19 +194,23 @@ func (r *renderer) explanation(key string, version uint64) *html.Node {
 	for _, note := range e.Notes {
 		section.AppendChild(el("p", class("note"), note))
 	}
-	section.AppendChild(command(e.Subject))
+	section.AppendChild(r.command(e.Subject))
 	return section
 }
 
 // command asks the same of the program, where it has more of the cluster: pods that run, their Events.
-func command(subject string) *html.Node {
+func (r *renderer) command(subject string) *html.Node {
 	kind, key, _ := strings.Cut(subject, " ")
 	namespace, name, _ := strings.Cut(key, "/")
 	what, more := "claim", "The same as text: "
 	if kind == "Pod" {
 		what, more = "pod", "More, such as who could be evicted: "
 	}
-	return el("p", class("note"), more, el("code", fmt.Sprintf("cleave explain %s -n %s %s", what, namespace, name)))
+	flags := "-n " + namespace
+	if r.driver != "" && r.driver != v1alpha1.Group {
+		flags += " --driver-name " + r.driver
+	}
+	return el("p", class("note"), more, el("code", fmt.Sprintf("cleave explain %s %s %s", what, flags, name)))
 }
 
 // causeList is nil without causes.

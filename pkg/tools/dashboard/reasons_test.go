@@ -20,7 +20,7 @@ func TestReasons_AnsweredApart(t *testing.T) {
 			{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated to dev/a-b (a-b-0), dev/a (a-0)", Remedy: "wait",
 				Claims: []explain.Use{{Claim: "dev/a-b"}, {Claim: "dev/a"}}}}},
 		}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
-	s := newServer(t, source, Config{})
+	s := newServer(t, source, Config{Driver: "gpu.nvidia.com"})
 	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "Looking for the reason") {
 		t.Error("the list waits for the reason")
 	}
@@ -33,7 +33,7 @@ func TestReasons_AnsweredApart(t *testing.T) {
 		"/claims/ml-research/waits?":    "<p>Pod ml-research/web never fits the nodes of this cluster:</p><ul><li>no node has 9</li></ul>",
 		"/claims/ml-research/waits?a":   "all &lt;8&gt; devices are allocated",
 		"/claims/ml-research/waits?c":   `to <a href="../../claims/dev/a-b">dev/a-b</a> (a-b-0), <a href="../../claims/dev/a">dev/a</a> (a-0)`,
-		"/claims/ml-research/waits?b":   "<code>cleave explain pod -n ml-research web</code>",
+		"/claims/ml-research/waits?b":   "<code>cleave explain pod -n ml-research --driver-name gpu.nvidia.com web</code>",
 		"/api/claims/ml-research/waits": "allocated", "/claims/dev/a": `<div id="explanation"></div>`,
 	} {
 		if body := get(s, path).Body.String(); !strings.Contains(body, want) {

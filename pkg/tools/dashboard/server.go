@@ -43,6 +43,8 @@ type Source interface {
 
 // Config of a Server.
 type Config struct {
+	// Driver is the name of the DRA driver.
+	Driver string
 	// Hosts are names that the server is reached by, apart from localhost and IP addresses.
 	Hosts []string
 	// MaxStreams bounds live pages, MaxConnections all connections; zero for defaults.
@@ -85,7 +87,8 @@ func New(source Source, config Config) (*Server, error) {
 		config.MaxConnections = defaultConnections
 	}
 	s := &Server{config: config, source: source, streams: make(chan struct{}, config.MaxStreams),
-		pages: &renderer{source: source, reasons: newReasons(source.Explain), rows: map[string]row{}, figures: newFigures(config.Figures)}}
+		pages: &renderer{source: source, reasons: newReasons(source.Explain), rows: map[string]row{}, figures: newFigures(config.Figures),
+			driver: config.Driver}}
 	hash := sha256.New()
 	err := fs.WalkDir(static, "static", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

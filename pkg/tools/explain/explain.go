@@ -21,13 +21,17 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if c.brokenBy != nil {
 		return nil, c.brokenBy
 	}
-	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: q.notes}
+	e := &Explanation{Subject: q.subject, State: Refused, Devices: q.has, Notes: slices.Concat(q.notes, c.otherDriver()), over: q.over}
 	fixed := c.fixed(q)
 	if q.scheduled != "" {
 		e.State, e.Node, e.Causes = Scheduled, q.scheduled, fixed.finish(0)
 		if len(e.Causes) > 0 {
 			e.State = Waits
 		}
+		return e, nil
+	}
+	if q.over {
+		e.Causes = fixed.finish(0)
 		return e, nil
 	}
 	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}, unlimited: q.uncounted()}

@@ -59,6 +59,8 @@ type Explanation struct {
 	// Eviction is for a pod that fits no node.
 	Eviction *Eviction `json:"eviction,omitempty"`
 	Notes    []string  `json:"notes,omitempty"`
+
+	over bool // the pod has ended or is being deleted
 }
 
 // Ask is a request of a claim, or one of its alternatives.
@@ -99,6 +101,8 @@ const (
 	Gated Kind = "schedulingGates"
 	// NoScheduler is a pod that no scheduler has looked at.
 	NoScheduler Kind = "noScheduler"
+	// PodOver is a pod that no scheduler looks at any more: it has ended, or is being deleted.
+	PodOver Kind = "podOver"
 	// SchedulerIgnores is a scheduler that counts no counters or shares, so that it finds none of the devices that fit.
 	SchedulerIgnores Kind = "schedulerIgnores"
 	// SchedulerSays is the scheduler's own reason, where it is not devices.

@@ -29,7 +29,7 @@ func (c *Cause) describe(nodes int) {
 		return
 	}
 	switch c.Kind {
-	case Gated, NotCreated, NoScheduler, SchedulerSays, SchedulerIgnores, Quota, NotCounted:
+	case Gated, NotCreated, NoScheduler, SchedulerSays, SchedulerIgnores, Quota, NotCounted, PodOver:
 		c.describeWait()
 	case ClaimMissing, TemplateMissing, ClaimBusy, NotAllocated, ClassMissing, Invalid:
 		c.describeObject()

@@ -3,6 +3,8 @@
 package explain
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/counting"
 	"github.com/cleave-dra/cleave/pkg/tools/allocator"
 	"github.com/cleave-dra/cleave/pkg/tools/resourcepool"
@@ -96,6 +100,23 @@ func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
 	c.names.add(s, c.slices.Content(kept))
 	pool := resourcepool.ID{Driver: s.Spec.Driver, Pool: s.Spec.Pool.Name}
 	c.inPool[pool] = append(c.inPool[pool], kept)
+}
+
+// otherDriver notes that the cluster has devices of Cleave's other name alone: what is said of the driver's own devices is left out then.
+func (c *Cluster) otherDriver() []string {
+	others := map[string]string{v1alpha1.Group: nvidia.DriverName, nvidia.DriverName: v1alpha1.Group}
+	other, published := others[c.Driver], false
+	for id := range c.inPool {
+		if id.Driver == c.Driver {
+			return nil
+		}
+		published = published || id.Driver == other
+	}
+	selects := func(class *resourceapi.DeviceClass) bool { return resourcepool.SelectsDriver(class, c.Driver) }
+	if !published || slices.ContainsFunc(c.Classes, selects) {
+		return nil
+	}
+	return []string{fmt.Sprintf("No node has devices of %s, but of %s: add --driver-name %s.", c.Driver, other, other)}
 }
 
 // class is a DeviceClass; nil if there is none of that name.

@@ -25,6 +25,8 @@ type Question struct {
 	resources []corev1.ResourceName
 	// scheduled is the node of a pod that has one; nothing is asked of it.
 	scheduled string
+	// over says that the pod has ended or is being deleted; nothing is asked of it either.
+	over bool
 	// has are the devices of claims that are allocated.
 	has []Holding
 	// says is why the pod's scheduler has found no node.
@@ -69,10 +71,20 @@ type Namespace struct {
 // AboutPod asks about the claims of a pod, and its extended resources that DeviceClasses serve.
 func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
 	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod, scheduled: pod.Spec.NodeName}
-	if q.scheduled == "" {
-		q.asks(in, o)
-	} else {
+	ends := endsOf(pod)
+	q.over = len(ends) > 0
+	switch {
+	case q.scheduled != "":
 		q.scheduledWith(in)
+		for _, end := range ends {
+			q.notes = append(q.notes, "It "+end+".")
+		}
+	case q.over:
+		for _, end := range ends {
+			q.causes = append(q.causes, Cause{Kind: PodOver, name: end})
+		}
+	default:
+		q.asks(in, o)
 	}
 	q.miswirings(in, o)
 	return q
@@ -137,7 +149,7 @@ func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) *resourc
 		switch {
 		case claim == nil:
 			q.causes = append(q.causes, Cause{Kind: ClaimMissing, name: *name})
-		case resourceclaim.IsForPod(q.pod, claim, false) != nil && ref.ResourceClaimTemplateName != nil:
+		case resourceclaim.IsForPod(q.pod, claim, true) != nil && ref.ResourceClaimTemplateName != nil:
 			q.causes = append(q.causes, Cause{Kind: ClaimBusy, Claim: nameOf(claim), name: "it was created for another pod of that name"})
 		default:
 			q.existing(claim)

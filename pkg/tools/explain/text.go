@@ -99,10 +99,11 @@ func (e *Explanation) print(line func(string, ...any), cause func(c *Cause, inde
 	if e.Eviction != nil {
 		e.Eviction.lines(line)
 	}
-	if len(e.Notes) > 0 || e.State == Scheduled {
+	starts := e.State == Scheduled && !e.over
+	if len(e.Notes) > 0 || starts {
 		line("")
 	}
-	if e.State == Scheduled {
+	if starts {
 		line("If it does not start, its Events and those of its claims say why.")
 	}
 	for _, note := range e.Notes {

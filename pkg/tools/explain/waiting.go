@@ -59,6 +59,30 @@ func (q *Question) waits(in Namespace, o Objects) {
 	}
 }
 
+// endsOf says that a pod has ended, and that it is being deleted: kube-scheduler passes over both (NewInformerFactory in
+// pkg/scheduler/scheduler.go, skipPodSchedule in schedule_one.go). The timestamp of a deletion includes the grace period.
+func endsOf(pod *corev1.Pod) (ends []string) {
+	if s := &pod.Status; s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed {
+		why := slices.DeleteFunc([]string{string(s.Phase), s.Reason, s.Message}, func(text string) bool { return text == "" })
+		ends = append(ends, "has ended: "+strings.TrimSuffix(strings.Join(why, ", "), "."))
+	}
+	if pod.DeletionTimestamp == nil {
+		return ends
+	}
+	since := pod.DeletionTimestamp.Time
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+		since = since.Add(-time.Duration(*grace) * time.Second)
+	}
+	end := "is being deleted since " + minute(since)
+	if len(pod.Finalizers) > 0 {
+		end += ", and kept by its finalizers " + strings.Join(pod.Finalizers, ", ")
+	}
+	if pod.Spec.NodeName != "" && len(ends) == 0 {
+		end += ", and ends once its containers and claims have (docs/troubleshooting.md#terminating)"
+	}
+	return append(ends, end)
+}
+
 // verdictOn is whether a scheduler has looked at a pod, and what it said: kube-scheduler writes a condition, others may write Events
 // alone.
 func verdictOn(pod *corev1.Pod, events []corev1.Event) (looked bool, says string) {
@@ -146,6 +170,8 @@ func (c *Cause) describeWait() {
 		c.Message, c.Remedy = c.name, "wait until others of the namespace end, ask for less, or for a higher quota"
 	case SchedulerSays:
 		c.Message, c.Remedy = "the scheduler says: "+c.name, c.remedy
+	case PodOver:
+		c.Message = "it " + c.name + ": no scheduler looks at it"
 	case SchedulerIgnores, NotCounted:
 		c.Message, c.Remedy = c.name, c.remedy
 	}

@@ -68,6 +68,18 @@ Node node-1: enough devices are free
 			"\nThe pod's scheduler is volcano, of which some releases allocate no partitions or shares: see docs/queues.md. What fits is said as for kube-scheduler.\n"},
 		"a pod that asks for no devices": {func(_ *bed, pod *corev1.Pod, _ *Namespace) { pod.Spec.ResourceClaims = nil }, Waits,
 			"Pod team/trainer waits, and not for devices:\n- no scheduler has looked"},
+		"a claim of its PodGroup": {func(_ *bed, pod *corev1.Pod, in *Namespace) {
+			group, template := "gang", "gpu"
+			pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+			pod.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "trainer", ResourceClaimTemplateName: &template}
+			pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "trainer", ResourceClaimName: &pod.Spec.ResourceClaims[0].Name}}
+			in.Claims["trainer"].OwnerReferences = []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1beta1", Kind: "PodGroup", Name: group, UID: "group", Controller: new(true)}}
+		}, Waits, "Pod team/trainer fits, and yet waits:\n"},
+		"a pod that is deleted": {func(b *bed, pod *corev1.Pod, _ *Namespace) {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 1))
+			pod.DeletionTimestamp, pod.Finalizers = &since, []string{"batch.kubernetes.io/job-tracking"}
+		}, Refused, "Pod team/trainer cannot be scheduled:\n- it is being deleted since 2026-11-22 02:14 UTC, and kept by its finalizers " +
+			"batch.kubernetes.io/job-tracking: no scheduler looks at it\n"},
 		"a gate": {func(_ *bed, pod *corev1.Pod, _ *Namespace) {
 			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
 			pod.Status.Conditions = looked(corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked")
@@ -136,7 +148,13 @@ func TestExplain_Holding(t *testing.T) {
 	check("a pod whose claim is gone", AboutPod(pod, namespace(), b.Objects), Waits, "Pod team/trainer is scheduled to node node-1, and cannot start:\n"+
 		"- ResourceClaim trainer does not exist\n  (create it, or correct the pod's spec.resourceClaims)\n")
 	pod.Status.Phase = corev1.PodSucceeded
-	check("a pod that has ended", AboutPod(pod, namespace(), b.Objects), Scheduled, "Pod team/trainer is scheduled to node node-1.\n"+end)
+	check("a pod that has ended", AboutPod(pod, namespace(), b.Objects), Scheduled, "Pod team/trainer is scheduled to node node-1.\n\nIt has ended: Succeeded.\n")
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed."
+	check("a pod that the kubelet refused", AboutPod(pod, namespace(), b.Objects), Scheduled,
+		"Pod team/trainer is scheduled to node node-1.\n\nIt has ended: Failed, UnexpectedAdmissionError, Allocate failed.\n")
+	pod.Status.Phase, pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = corev1.PodRunning, new(metav1.NewTime(since.Add(time.Minute))), new(int64(60))
+	check("a pod that is deleted", AboutPod(pod, namespace(c), b.Objects), Scheduled, "Pod team/trainer is scheduled to node node-1:\n"+has+"\n"+deleted+
+		"It is being deleted since 2026-11-22 02:14 UTC, and ends once its containers and claims have (docs/troubleshooting.md#terminating).\n")
 }
 
 // A quota is named as the API server would refuse it (exceeded quota): claims of templates are charged by class, and by the extended

@@ -118,6 +118,22 @@ func TestExplain_Miswired(t *testing.T) {
 	if e := b.explain(AboutPod(pod, in, b.Objects)); e.State != Scheduled || !strings.Contains(text(t, e), want) {
 		t.Errorf("a pod with a node: %s", text(t, e))
 	}
+	// Of a cluster in NVIDIA-compatible mode, it is said with the driver's name there.
+	for i := range b.slices {
+		b.slices[i].Spec.Driver = "gpu.nvidia.com"
+	}
+	for _, class := range b.Classes {
+		for _, s := range class.Spec.Selectors {
+			s.CEL.Expression = strings.ReplaceAll(s.CEL.Expression, "gpu.cleave.dev", "gpu.nvidia.com")
+		}
+	}
+	const other = "No node has devices of gpu.cleave.dev, but of gpu.nvidia.com: add --driver-name gpu.nvidia.com.\n"
+	for name, want := range map[string]string{"gpu.cleave.dev": other, "gpu.nvidia.com": want} {
+		b.Driver = name
+		if got := text(t, b.explain(AboutPod(pod, in, b.Objects))); !strings.Contains(got, want) || (name == "gpu.nvidia.com") == strings.Contains(got, other) {
+			t.Errorf("with %s: %s", name, got)
+		}
+	}
 }
 
 // What the scheduler counts beside devices is noted where no node that serves the claims has enough of it.

@@ -90,7 +90,7 @@ func shrinkPod(object any) (any, error) {
 	}
 	small := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, CreationTimestamp: p.CreationTimestamp,
-		DeletionTimestamp: p.DeletionTimestamp,
+		DeletionTimestamp: p.DeletionTimestamp, Finalizers: p.Finalizers,
 	}}
 	small.Spec.NodeName, small.Status.ExtendedResourceClaimStatus = p.Spec.NodeName, p.Status.ExtendedResourceClaimStatus
 	small.Spec.InitContainers, small.Spec.Containers = asking(p.Spec.InitContainers), asking(p.Spec.Containers)
@@ -98,13 +98,14 @@ func shrinkPod(object any) (any, error) {
 		return small, nil
 	}
 	small.Spec.ResourceClaims, small.Status.ResourceClaimStatuses = p.Spec.ResourceClaims, p.Status.ResourceClaimStatuses
-	small.Spec.SchedulerName = p.Spec.SchedulerName
+	small.Spec.SchedulerName, small.Spec.SchedulingGroup = p.Spec.SchedulerName, p.Spec.SchedulingGroup
 	small.Spec.NodeSelector, small.Spec.Tolerations = p.Spec.NodeSelector, p.Spec.Tolerations
 	small.Spec.SchedulingGates = p.Spec.SchedulingGates
 	if p.Spec.Affinity != nil {
 		small.Spec.Affinity = &corev1.Affinity{NodeAffinity: p.Spec.Affinity.NodeAffinity}
 	}
-	small.Status.Conditions = p.Status.Conditions
+	small.Status.Conditions, small.Status.Phase = p.Status.Conditions, p.Status.Phase
+	small.Status.Reason, small.Status.Message = p.Status.Reason, p.Status.Message
 	return small, nil
 }
 

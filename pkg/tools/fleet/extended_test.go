@@ -144,10 +144,18 @@ func TestSource_ExplainPods(t *testing.T) {
 	}
 	unborn := pod("unborn", "third")
 	unborn.Spec.ResourceClaims = append(unborn.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "new", ResourceClaimTemplateName: new("t")})
+	member := pod("one", "first") // with a claim of its PodGroup
+	member.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("gang")}
+	member.Spec.ResourceClaims[0] = corev1.PodResourceClaim{Name: "first", ResourceClaimTemplateName: new("t")}
+	member.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "first", ResourceClaimName: new("first")}}
 	client := extendedCluster(t, requesting("plugin", map[corev1.ResourceName]string{"nvidia.com/gpu": "1"}),
-		pod("one", "first"), pod("two", "second"), pod("two-more", "second"), unborn)
+		member, pod("two", "second"), pod("two-more", "second"), unborn)
 	for _, name := range []string{"first", "second", "third"} {
-		if _, err := client.ResourceV1().ResourceClaims("dev").Create(t.Context(), claimed("dev", name, "gpu.cleave.dev", ""), metav1.CreateOptions{}); err != nil {
+		c := claimed("dev", name, "gpu.cleave.dev", "")
+		if name == "first" {
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1beta1", Kind: "PodGroup", Name: "gang", UID: "group", Controller: new(true)}}
+		}
+		if _, err := client.ResourceV1().ResourceClaims("dev").Create(t.Context(), c, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

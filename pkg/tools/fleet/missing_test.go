@@ -58,8 +58,10 @@ func TestSource_MissingClaims(t *testing.T) {
 	elsewhere.Namespace, elsewhere.Name = "other", "others"
 	bound := usingClaims("bound", "gpu=whole")
 	bound.Spec.NodeName = "a"
+	deleted := usingClaims("end", "last")
+	deleted.DeletionTimestamp, deleted.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}, []string{"kueue.x-k8s.io/managed"}
 	client := clusterOf(t, "l40s", []string{"a"}, templated("whole", "gpu.cleave.dev"), templated("nic", "nic.example.com"), limited("0"), elsewhere, bound,
-		usingClaims("web", "gpu=whole"), usingClaims("card", "nic=nic"), usingClaims("typo", "gpu=hole"), usingClaims("one", "shared"), usingClaims("two", "shared"))
+		usingClaims("web", "gpu=whole"), deleted, usingClaims("card", "nic=nic"), usingClaims("typo", "gpu=hole"), usingClaims("one", "shared"), usingClaims("two", "shared"))
 	s := running(t, client, Config{Pods: true})
 	got := map[string]Claim{}
 	for _, c := range s.Snapshot().Claims {
@@ -71,12 +73,13 @@ func TestSource_MissingClaims(t *testing.T) {
 		"dev/web-gpu-": {Namespace: "dev", Name: "web-gpu-", Created: created, Pods: []string{"web"}, Missing: true, Template: "whole",
 			Requests: []Request{{Name: "gpu", Asks: []string{"gpu.cleave.dev"}}}},
 		"dev/typo-gpu-": {Namespace: "dev", Name: "typo-gpu-", Created: created, Pods: []string{"typo"}, Missing: true, Template: "hole", Requests: []Request{}},
+		"dev/last":      {Namespace: "dev", Name: "last", Created: created, Pods: []string{"end"}, Missing: true, Deleting: true, Requests: []Request{}},
 		"dev/shared":    {Namespace: "dev", Name: "shared", Created: created, Pods: []string{"one", "two"}, Missing: true, Requests: []Request{}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" || s.Snapshot().Totals.Pending != 3 {
-		t.Errorf("%d are pending, want 3; claims (-want +got):\n%s", s.Snapshot().Totals.Pending, diff)
+	if diff := cmp.Diff(want, got); diff != "" || s.Snapshot().Totals.Pending != 4 {
+		t.Errorf("%d are pending, want 4; claims (-want +got):\n%s", s.Snapshot().Totals.Pending, diff)
 	}
-	answers, err := s.Explain(t.Context(), []string{"dev/web-gpu-", "dev/typo-gpu-", "dev/shared", "dev/gone-gpu-"})
+	answers, err := s.Explain(t.Context(), []string{"dev/web-gpu-", "dev/typo-gpu-", "dev/shared", "dev/last", "dev/gone-gpu-"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +95,7 @@ func TestSource_MissingClaims(t *testing.T) {
 			"the claim was not created from ResourceClaimTemplate whole"},
 		"dev/typo-gpu-: Pod dev/typo refused": {"ResourceClaimTemplate hole does not exist in the pod's namespace"},
 		"dev/shared: Pod dev/one refused":     {"ResourceClaim shared does not exist"},
+		"dev/last: Pod dev/end refused":       {"it is being deleted since 2026-11-22 09:00 UTC, and kept by its finalizers kueue.x-k8s.io/managed: no scheduler looks at it"},
 	}, causes); diff != "" {
 		t.Errorf("causes (-want +got):\n%s", diff)
 	}

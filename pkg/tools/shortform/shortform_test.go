@@ -13,7 +13,7 @@ import (
 
 var profiles = []string{"1g.10gb", "1g.10gb+me", "1g.20gb", "3g.40gb"}
 
-var standard = Options{CPUClass: CPUClass, NICClass: NICClass, NUMANode: string(NUMANodeAttribute)}
+var standard = Options{Driver: "gpu.cleave.dev", CPUClass: CPUClass, NICClass: NICClass, NUMANode: string(NUMANodeAttribute)}
 
 func TestParse(t *testing.T) {
 	amount := func(s string) *resource.Quantity { q := resource.MustParse(s); return &q }

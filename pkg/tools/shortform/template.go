@@ -31,12 +31,12 @@ const (
 	PreviousNUMANodeAttribute resourceapi.QualifiedName = v1alpha1.AttributePreviousNUMANode
 )
 
-const nvlinkGroup = v1alpha1.Group + "/nvlinkGroup"
-
 // Options of a template.
 type Options struct {
 	// Name of the template; empty for one made of the form.
 	Name string
+	// Driver is the name of Cleave's driver.
+	Driver string
 	// CPUClass and NICClass are DeviceClasses of the other drivers.
 	CPUClass, NICClass string
 	// NUMANode is the attribute that devices of one NUMA node have in common.
@@ -66,7 +66,7 @@ func (f *Form) Template(o Options) *resourceapi.ResourceClaimTemplate {
 	if f.NICs > 0 {
 		add(nicRequest, resourceapi.ExactDeviceRequest{DeviceClassName: o.NICClass, Count: f.NICs})
 	}
-	add(gpuRequest, f.gpus())
+	add(gpuRequest, f.gpus(o))
 	devices.Constraints = f.constraints(o)
 	name := o.Name
 	if name == "" {
@@ -80,7 +80,7 @@ func (f *Form) Template(o Options) *resourceapi.ResourceClaimTemplate {
 }
 
 // gpus is the request for devices of GPUs.
-func (f *Form) gpus() resourceapi.ExactDeviceRequest {
+func (f *Form) gpus(o Options) resourceapi.ExactDeviceRequest {
 	r := resourceapi.ExactDeviceRequest{DeviceClassName: f.class(), Count: f.Devices}
 	switch {
 	case f.Memory == nil:
@@ -88,7 +88,7 @@ func (f *Form) gpus() resourceapi.ExactDeviceRequest {
 		r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": *f.Memory}}
 	default:
 		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(
-			"device.capacity[%q].memory.compareTo(quantity(%q)) >= 0", v1alpha1.Group, f.Memory.String())}}}
+			"device.capacity[%q].memory.compareTo(quantity(%q)) >= 0", o.Driver, f.Memory.String())}}}
 	}
 	return r
 }
@@ -124,7 +124,7 @@ func (f *Form) constraints(o Options) []resourceapi.DeviceConstraint {
 		case OnePCIeRoot:
 			add(string(deviceattribute.StandardDeviceAttributePCIeRoot), underRoot...)
 		case OneNVLinkDomain:
-			add(nvlinkGroup, gpuRequest)
+			add(o.Driver+"/nvlinkGroup", gpuRequest)
 		}
 	}
 	return all

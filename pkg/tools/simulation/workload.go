@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/packing"
 )
 
@@ -53,6 +54,12 @@ const (
 func Decode(data []byte) (*Workload, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("decode the workload: it has %d bytes, and may have %d", len(data), maxBytes)
+	}
+	switch documents, err := v1alpha1.Documents(data); {
+	case err != nil:
+		return nil, fmt.Errorf("decode the workload: %w", err)
+	case len(documents) > 1:
+		return nil, fmt.Errorf("decode the workload: there are several documents, the second at line %d: simulate one", documents[1].Line)
 	}
 	w := &Workload{}
 	if err := yaml.UnmarshalStrict(data, w, yaml.DisallowUnknownFields); err != nil {

@@ -45,7 +45,8 @@ func TestDecode_Invalid(t *testing.T) {
 		"duration: 1h\npods: [{name: a, deviceClassName: c, running: 1, lifetime: 1h, placement: default}]": `supported values: "pack", "spread"`,
 		"duration: 10000h\npods: [{name: a, deviceClassName: c, running: 100000, lifetime: 1h}]":            "pods would arrive",
 		"duration: 1h\npods: [" + strings.TrimSuffix(strings.Repeat(pod+", ", maxKinds+1), ", ") + "]":      "must have at most 100 items",
-		strings.Repeat("#", maxBytes+1): "may have 1048576",
+		"duration: 1h\npods: [" + pod + "]\n---\nduration: 1h\npods: [" + pod + "]":                         "several documents, the second at line 3",
+		strings.Repeat("#", maxBytes+1):                                                                     "may have 1048576",
 	} {
 		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.80q: got %v, want %q", text, err, want)

@@ -76,7 +76,11 @@ func (v *validation) checkPolicies() (*v1alpha1.NodePolicy, error) {
 				return nil, err
 			}
 			where := set.File(name)
-			if err := policy.Check(p, v.Node.GPUs); err != nil {
+			err = policy.Check(p, v.Node.GPUs)
+			if err == nil {
+				err = policy.CheckOffers(p, v.Node.GPUs, v.Node.Capabilities)
+			}
+			if err != nil {
 				for _, problem := range v1alpha1.ProblemsOf(fmt.Errorf("%s: policy %q: on %s: %w", where, name, v.Node.Words, err)) {
 					v.at[where].Problems = append(v.at[where].Problems, problem.Error())
 				}

@@ -203,6 +203,14 @@ func TestFiles_PolicyOnNode(t *testing.T) {
 			t.Errorf("policy %q (-want +got):\n%s", name, diff)
 		}
 	}
+	shares := directory(t, map[string]string{"shares.yaml": policyHead + "rules: [{tiers: [timeSlice, mps], timeSlice: {memory: {minimum: 20Gi}}, mps: {memory: {minimum: 20Gi}}}]"})
+	const why = `: the policy's minimum share of memory exceeds the 14929 MiB of the GPU: no tier of the rule offers Tesla T4`
+	const rule = `shares.yaml: policy "shares": on an t4: rules[0]`
+	for model, want := range map[string][]string{"hgx-h100": nil, "t4": {rule + ".timeSlice" + why, rule + ".mps" + why}} {
+		if diff := cmp.Diff(want, check(t, shares, Options{Node: node(t, model)}).Problems); diff != "" {
+			t.Errorf("shares on %s (-want +got):\n%s", model, diff)
+		}
+	}
 	_, err := Files(t.Context(), []string{dir}, Options{Rules: admission.DefaultRules(), Node: node(t, "t4"), PolicyName: "ayn"})
 	if err == nil || err.Error() != `there is no policy "ayn": choose one of a100, a30, any` {
 		t.Errorf("a policy that is not there: got %v", err)
