@@ -252,7 +252,8 @@ func TestRender_WebhookCertificate(t *testing.T) {
 		}
 	}
 	// On the host network the API server calls an address.
-	for values, want := range map[string]string{"": "", "hostNetwork: true, hostAddress: 192.0.2.1,": "192.0.2.1", "hostNetwork: true, hostAddress: 'fd00::1',": "fd00::1"} {
+	for values, want := range map[string]string{"": "", "hostNetwork: true, hostAddress: 192.0.2.1,": "192.0.2.1", "hostNetwork: true, hostAddress: 'fd00::1',": "fd00::1",
+		"hostNetwork: true, hostAddress: '[fd00::1]',": "fd00::1"} {
 		objects := mustRender(t, strings.Replace(everything, "webhook: {", "webhook: {"+values, 1))
 		got, _, err := unstructured.NestedStringSlice(find(objects, "Certificate", "cleave-webhook").Object, "spec", "ipAddresses")
 		if strings.Join(got, " ") != want || err != nil {

@@ -30,8 +30,8 @@ func (m *Modes) resetFor(ctx context.Context, device, request string) error {
 			return err
 		}
 		state, unknown := m.Tool.Query(ctx, g.PCI)
-		if ctx.Err() != nil || errors.Is(unknown, gpu.ErrHangs) {
-			return unknown
+		if ctx.Err() != nil || errors.Is(unknown, gpu.ErrHangs) || errors.Is(unknown, context.DeadlineExceeded) {
+			return unknown // it was not asked in time, which says nothing of the GPU
 		}
 		if left.Persistence = left.Persistence || state.Persistence; unknown != nil && !left.Persistence {
 			// A GPU that has failed may say nothing of itself before its reset (NVIDIA/NVSentinel#1692).

@@ -5,11 +5,13 @@ package claims
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
+	"github.com/cleave-dra/cleave/pkg/driver/smi"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -128,6 +130,15 @@ type failedTool struct {
 	simTool
 	node    *sim.Node
 	refuses int
+	late    bool // the first query waits for another nvidia-smi
+}
+
+func (f *failedTool) Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, error) {
+	if f.late {
+		f.late = false
+		return smi.State{}, fmt.Errorf("wait for nvidia-smi: %w", context.DeadlineExceeded)
+	}
+	return f.simTool.Query(ctx, pci)
 }
 
 func (f *failedTool) fail() error {
@@ -167,6 +178,10 @@ func TestModes_ResetOfFailedGPU(t *testing.T) {
 			tool.refuses = 2
 			must(b.t, tool.simTool.SetPersistence(b.t.Context(), b.session.Node().GPUs[0].PCI, true))
 		}, []string{"in use by another client", "in use by another client", ""}, true},
+		"is not asked in time": {func(b *modeBed, tool *failedTool) {
+			must(b.t, tool.simTool.SetPersistence(b.t.Context(), b.session.Node().GPUs[0].PCI, true))
+			tool.late = true
+		}, []string{"wait for nvidia-smi", ""}, true},
 		"is open": {func(b *modeBed, _ *failedTool) {
 			b.holders = []Holder{{1, "nvidia-persiste", ""}, {71, "python", ""}}
 		}, []string{"in use: open in python (process 71)"}, false},

@@ -8,7 +8,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/policy"
@@ -33,7 +32,8 @@ func sharesOf(devices []device) []*records.Share {
 func adminShare(i int, kind gpu.Share) resourceapi.DeviceRequestAllocationResult {
 	r := adminResult("watch", i)
 	r.Device += "-" + string(kind)
-	r.ShareID = ptr.To(types.UID("watched"))
+	id := types.UID("watched")
+	r.ShareID = &id
 	return r
 }
 

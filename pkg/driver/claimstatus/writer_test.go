@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/ptr"
 
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -171,8 +170,8 @@ func TestWriter_Write(t *testing.T) {
 			if diff := cmp.Diff(fields(t, []byte(tt.want)), fields(t, got[0].Data.Raw)); diff != "" {
 				t.Errorf("data (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.device.AllocatedShareID(), ptr.Deref(got[0].ShareID, "")); diff != "" {
-				t.Errorf("share ID (-want +got):\n%s", diff)
+			if id, want := got[0].ShareID, tt.device.AllocatedShareID(); (id != nil) != (want != "") || id != nil && *id != want {
+				t.Errorf("got share ID %v, want %q", id, want)
 			}
 			b.writes(t, nil)
 			if got := b.written(t); len(got) > 0 {

@@ -127,7 +127,8 @@ func (p modes) consider(o *Observed) {
 			target = *wants
 		}
 		left, reset := o.ModesLeft[name] && o.ModeRunning.GPU != name, ""
-		if _, failed := o.ModeFailures[name]; !left || failed {
+		// What was cut short is finished first, unless that failed, and a reset need not wait.
+		if _, failed := o.ModeFailures[name]; !left || failed && allocated[name].waits(true) == "" {
 			reset = o.resetOf(name)
 		}
 		m, known := before[name]

@@ -82,6 +82,19 @@ func TestDesired_Reset(t *testing.T) {
 	}
 }
 
+// A change that was cut short is tried again, too, while the reset waits for claims.
+func TestDesired_ResetWaits(t *testing.T) {
+	b := newModeBed(t)
+	b.Allocations = []*records.Record{{Devices: []records.Device{{GPU: b.device(2), Device: b.device(2)}}}}
+	b.ModesLeft = map[string]bool{b.device(2): true}
+	b.request(b.device(2))
+	b.wantOrder("first", "2 off")
+	b.ModeFailures = map[string]ModeFailure{b.device(2): {Err: errors.New("wait for nvidia-smi"), At: b.Now}}
+	b.step(0)
+	b.after(modeRetryAtMost)
+	b.wantOrder("after the pause", "2 off")
+}
+
 // A reset that fails is tried again, and reported once for each reason; a change of the mode that was cut short is finished first.
 func TestDesired_ResetFails(t *testing.T) {
 	b := newModeBed(t)
