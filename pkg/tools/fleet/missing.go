@@ -107,7 +107,7 @@ func (w *watches) missingClaim(key string) *Claim {
 	if len(pods) == 0 {
 		return nil
 	}
-	p := pods[0]
+	p := waiting(pods)
 	c := &Claim{Namespace: p.Namespace, Name: strings.TrimPrefix(key, p.Namespace+"/"), Created: p.CreationTimestamp.UTC(),
 		Deleting: p.DeletionTimestamp != nil, Requests: []Request{}, Missing: true}
 	for _, p := range pods {
@@ -144,6 +144,11 @@ type asker struct {
 	namespaces map[string]explain.Namespace
 }
 
+// waiting is the first of a claim's pods that is not being deleted, or else the first: of that one, its end is all that there is to say.
+func waiting(pods []*corev1.Pod) *corev1.Pod {
+	return pods[max(slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.DeletionTimestamp == nil }), 0)]
+}
+
 // question is about a claim or, where that is known, the pod that waits for it; nil if it is gone.
 func (a *asker) question(s *Source, key string) *explain.Question {
 	c, err := s.Claim(key)
@@ -153,8 +158,8 @@ func (a *asker) question(s *Source, key string) *explain.Question {
 	p := a.podOf(key)
 	if err != nil {
 		p = a.extendedPod(key)
-		if waiting := a.podsBy(byClaim, key); len(waiting) > 0 {
-			p = cmp.Or(p, waiting[0])
+		if pods := a.podsBy(byClaim, key); len(pods) > 0 {
+			p = cmp.Or(p, waiting(pods))
 		}
 	}
 	switch {

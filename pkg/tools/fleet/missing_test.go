@@ -60,8 +60,10 @@ func TestSource_MissingClaims(t *testing.T) {
 	bound.Spec.NodeName = "a"
 	deleted := usingClaims("end", "last")
 	deleted.DeletionTimestamp, deleted.Finalizers = &metav1.Time{Time: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}, []string{"kueue.x-k8s.io/managed"}
+	one := usingClaims("one", "shared") // its end hides nothing of the other's
+	one.DeletionTimestamp, one.Finalizers = deleted.DeletionTimestamp, deleted.Finalizers
 	client := clusterOf(t, "l40s", []string{"a"}, templated("whole", "gpu.cleave.dev"), templated("nic", "nic.example.com"), limited("0"), elsewhere, bound,
-		usingClaims("web", "gpu=whole"), deleted, usingClaims("card", "nic=nic"), usingClaims("typo", "gpu=hole"), usingClaims("one", "shared"), usingClaims("two", "shared"))
+		usingClaims("web", "gpu=whole"), deleted, usingClaims("card", "nic=nic"), usingClaims("typo", "gpu=hole"), one, usingClaims("two", "shared"))
 	s := running(t, client, Config{Pods: true})
 	got := map[string]Claim{}
 	for _, c := range s.Snapshot().Claims {
@@ -94,7 +96,7 @@ func TestSource_MissingClaims(t *testing.T) {
 			"ResourceQuota gpus allows 0 of gpu.cleave.dev.deviceclass.resource.k8s.io/devices, 0 are used, and 1 more are requested",
 			"the claim was not created from ResourceClaimTemplate whole"},
 		"dev/typo-gpu-: Pod dev/typo refused": {"ResourceClaimTemplate hole does not exist in the pod's namespace"},
-		"dev/shared: Pod dev/one refused":     {"ResourceClaim shared does not exist"},
+		"dev/shared: Pod dev/two refused":     {"ResourceClaim shared does not exist"},
 		"dev/last: Pod dev/end refused":       {"it is being deleted since 2026-11-22 09:00 UTC, and kept by its finalizers kueue.x-k8s.io/managed: no scheduler looks at it"},
 	}, causes); diff != "" {
 		t.Errorf("causes (-want +got):\n%s", diff)

@@ -159,11 +159,14 @@ func summarize(p Pool, pack Packer) (FleetNode, *packing.State) {
 	for i := range view.GPUs {
 		g := &view.GPUs[i]
 		n.describe(g)
+		free := n.Free
 		n.count(g)
+		if n.Free > free && view.overdrawn && len(g.Free) == 0 {
+			n.Free, n.Closed = free, n.Closed+1
+		}
 	}
 	InOrder(n.Fits)
 	if view.overdrawn {
-		n.close("")
 		return n, nil
 	}
 	state, err := pack(p)
