@@ -26,8 +26,8 @@ type Node struct {
 	CUDAVersion Version
 	// GPUs in order of PCI address, which outlives reboots and driver reloads; NVML indexes and minors do not.
 	GPUs []GPU
-	// ConfidentialComputing reports that the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState). That is the
-	// case only inside a confidential virtual machine, and for all GPUs.
+	// ConfidentialComputing reports that the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState), or as several GPUs with
+	// protected PCIe (nvmlSystemGetConfComputeSettings). That is the case only inside a confidential virtual machine, and for all GPUs.
 	ConfidentialComputing bool
 	// Problems are the GPUs that could not be read. They are left out of GPUs; the rest of the node is served.
 	Problems []Problem

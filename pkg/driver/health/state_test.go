@@ -185,6 +185,18 @@ func TestState_IgnoredXIDs(t *testing.T) {
 	}
 }
 
+// A reset does not bring a row of memory back, and in MIG mode the driver does not report it.
+func TestWatched_Forget(t *testing.T) {
+	w := &watched{State: NewState()}
+	xidIn(94, lower)(w.State, start)
+	w.Poll(Reading{Recovery: gpu.Recovery{RemapFailed: ptr(true)}}, nil, start)
+	w.forget()
+	w.Poll(Reading{}, nil, start.Add(time.Minute))
+	if got := names(w.Conditions()); got != "row-remap-failed, running programs may finish" {
+		t.Errorf("got %q, want the failed remapping alone", got)
+	}
+}
+
 func TestState_ConditionFields(t *testing.T) {
 	s := NewState()
 	xidIn(94, lower)(s, start)

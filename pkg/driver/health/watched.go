@@ -25,8 +25,13 @@ type watched struct {
 // repeatAfter is when conditions that last are reported as if they began: the API server deletes the Events about them after an hour.
 const repeatAfter = 30 * time.Minute
 
-// forget drops the state of a GPU that was reset: the next poll is its first. Reported conditions stay until then.
-func (w *watched) forget() { w.State, w.last = NewState(), time.Time{} }
+// forget drops the state of a GPU that was reset, but for what a reset does not end: the next poll is its first. Reported conditions stay
+// until then.
+func (w *watched) forget() {
+	kept := slices.DeleteFunc(w.Conditions(), func(c Condition) bool { return c.Reason != ReasonRemapFailed })
+	w.State, w.last = NewState(), time.Time{}
+	w.conditions = kept
+}
 
 // isDue reports whether it is time to poll a GPU.
 func (w *watched) isDue(now time.Time) bool {

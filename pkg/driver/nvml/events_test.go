@@ -201,3 +201,20 @@ func TestRecovery_Unsupported(t *testing.T) {
 		t.Errorf("a GPU that is not there: got %v, want %v", err, gpu.ErrNotFound)
 	}
 }
+
+// A GPU that was slow to be opened again has its events, too.
+func TestEvents_ReopenedLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib, s := eventBed(t, 3)
+		end := make(chan struct{})
+		lib.devices[1].called = hangsIn("DeviceByPCI", end)
+		must(t, s.Release(t.Context(), s.Node().GPUs[0].PCI))
+		e, err := s.Events(t.Context())
+		must(t, err)
+		close(end)
+		synctest.Wait()
+		if _, _, err := e.Next(time.Second); !errors.Is(err, errRestarted) {
+			t.Errorf("got %v, want %v", err, errRestarted)
+		}
+	})
+}

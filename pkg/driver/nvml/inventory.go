@@ -93,6 +93,14 @@ func (v *inventory) handle(pci gpu.PCIAddress) (handle, error) {
 	return handle{}, fmt.Errorf("find GPU at %s: %w: %w", pci, gpu.ErrNotFound, gpu.ErrUnreadable)
 }
 
+// isOpen reports whether a GPU has a handle, and is not released.
+func (v *inventory) isOpen(pci gpu.PCIAddress) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	_, ok := v.last.handles[pci]
+	return ok && !v.released[pci]
+}
+
 // adopt replaces the inventory.
 func (v *inventory) adopt(d *discovery) {
 	v.mu.Lock()

@@ -25,7 +25,7 @@ type nodes map[gpu.PCIAddress]*os.File
 // closed, and the next open waits for its initialisation (open-gpu-kernel-modules 595.45.04, kernel-open/nvidia/nv.c, nv_close_device).
 // Partitions are restored automatically (the same release, kernel_mig_manager.c:2680-2830).
 //
-// It fails if a GPU hangs. The caller holds all watchdogs: that of such a GPU is among kept, and is let go once the call has returned.
+// A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs: that of such a GPU is among kept, and is let go once the call has returned.
 func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept []*watchdog, err error) {
 	if root == "" {
 		return nil, nil, nil // a library without a driver root has no device nodes
@@ -36,25 +36,23 @@ func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept 
 	var all []opening
 	gpus := c.inventory.node().GPUs
 	for i := range gpus {
-		if g := &gpus[i]; !c.inventory.isReleased(g.PCI) {
+		if g := &gpus[i]; c.inventory.isOpen(g.PCI) {
 			all = append(all, c.beginOpen(root, g))
 		}
 	}
 	for _, o := range all {
-		select {
-		case a := <-o.answer:
-			switch {
-			case a.err == nil:
-				opened[o.pci] = a.file
-			case errors.Is(a.err, syscall.ENXIO), errors.Is(a.err, syscall.ENODEV), errors.Is(a.err, syscall.EIO), c.inventory.absent(o.pci):
-				// without a kernel driver or a GPU behind the node there is no state to keep
-			default:
-				err = errors.Join(err, fmt.Errorf("keep the GPU at %s open: %w", o.pci, a.err))
-			}
-		case <-over.Done():
+		a, answered := o.wait(over)
+		switch {
+		case !answered:
 			err = errors.Join(err, fmt.Errorf("keep the GPU at %s open: %w", o.pci, gpu.ErrHangs))
 			go o.await(ctx, !slices.Contains(kept, o.dog))
 			kept = append(kept, o.dog, o.dog.use)
+		case a.err == nil:
+			opened[o.pci] = a.file
+		case errors.Is(a.err, syscall.ENXIO), errors.Is(a.err, syscall.ENODEV), errors.Is(a.err, syscall.EIO), c.inventory.absent(o.pci):
+			// without a kernel driver or a GPU behind the node there is no state to keep
+		default:
+			err = errors.Join(err, fmt.Errorf("keep the GPU at %s open: %w", o.pci, a.err))
 		}
 	}
 	if err != nil {
@@ -82,6 +80,21 @@ func (c *calls) beginOpen(root string, g *gpu.GPU) opening {
 		o.answer <- openAnswer{f, err}
 	}()
 	return o
+}
+
+// wait returns the answer, also one that came just before the time was over.
+func (o opening) wait(over context.Context) (openAnswer, bool) {
+	select {
+	case a := <-o.answer:
+		return a, true
+	case <-over.Done():
+	}
+	select {
+	case a := <-o.answer:
+		return a, true
+	default:
+		return openAnswer{}, false
+	}
 }
 
 // await closes the node of a GPU that hung, and lets its calls go on.

@@ -138,6 +138,11 @@ func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) 
 	before := s.inventory.last
 	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
 	s.inventory.adopt(next)
+	for pci := range next.handles {
+		if _, had := before.handles[pci]; !had {
+			s.calls.outdateEvents()
+		}
+	}
 	return !before.node.SameGPUs(&next.node), nil
 }
 

@@ -111,6 +111,8 @@ func (c *calls) reopenGPU(ctx context.Context, pci gpu.PCIAddress, dog *watchdog
 	dev, err := c.lib.DeviceByPCI(pci)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A GPU cannot be opened again", "pci", pci)
+	} else {
+		defer c.outdateEvents() // those that were subscribed to while it was being opened
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -99,8 +100,9 @@ func TestRestart_NodeHangs(t *testing.T) {
 			}
 			return nil, syscall.ENXIO
 		}
-		if err := s.Release(t.Context(), s.Node().GPUs[0].PCI); !errors.Is(err, gpu.ErrHangs) || slices.Contains(lib.calls, "Shutdown") {
-			t.Errorf("Release = %v, calls %v", err, lib.calls)
+		if err := s.Release(t.Context(), s.Node().GPUs[0].PCI); !errors.Is(err, gpu.ErrHangs) || slices.Contains(lib.calls, "Shutdown") ||
+			strings.Count(err.Error(), "keep the GPU") != 1 {
+			t.Errorf("Release = %v, calls %v; want GPU 1 alone", err, lib.calls)
 		}
 		wantHanging(t, s, gpu.ErrHangs)
 		close(end)

@@ -79,7 +79,7 @@ func TestPods_OfClaimManyMounts(t *testing.T) {
 	table := write(t, map[string]string{"7": "0::/kubepods/podx/c\n"})
 	other := "33 30 0:26 /" + strings.Repeat(`\040`, 1<<15) + " /m rw - tmpfs tmpfs rw\n"
 	given := "32 30 0:26 /cdi/gpu-metadata/ns_a/gpu/metadata.json /m ro - tmpfs tmpfs rw\n"
-	data := other + given + strings.Repeat(other, 2*maxMounts/len(other)) + given
+	data := other + given + strings.Repeat(other, 2*maxMounts/len(other)) + strings.Replace(given, "ns_a", "ns_b", 1)
 	must(t, os.WriteFile(filepath.Join(table.proc, "7", "mountinfo"), []byte(data), 0o600))
 	for claim, want := range map[string][]int{"a": {7}, "b": nil} {
 		var before, after runtime.MemStats
