@@ -301,7 +301,7 @@ func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) 
 func (s *Shared) Denied(pod types.UID, node string) {
 	denied, _ := s.denied.get(pod)
 	s.denied.put(pod, denied.Union(sets.New(node)))
-	s.drop(pod, pod)
+	s.drop(pod, pod, false)
 }
 
 func btoi(b bool) int {

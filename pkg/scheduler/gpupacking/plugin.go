@@ -73,7 +73,7 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()
-	p.cluster.holds.addWaker(func(node string, except types.UID) { p.wake(ctx, node, except) })
+	p.cluster.holds.addWaker(func(node string, except types.UID, taken bool) { p.wake(ctx, node, except, taken) })
 	return p, nil
 }
 
