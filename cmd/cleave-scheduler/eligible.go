@@ -44,8 +44,9 @@ func (p *preemptionPlugin) evictable(victim preemption.Victim, preemptor *corev1
 }
 
 // earliest is when one more pod may be evicted for another that asks for devices; zero for never. Pods without count on nodes that have
-// devices: those may be free, and CPU or memory not.
-func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
+// devices: those may be free, and CPU or memory not. They do not where GPUPacking ended the attempt before it was filtered, as no node has
+// free devices.
+func (p *preemptionPlugin) earliest(preemptor *corev1.Pod, filtered bool) (first time.Time) {
 	if len(p.rules.MinRuntime)+len(p.rules.MaxRuntime) == 0 {
 		return first
 	}
@@ -55,7 +56,7 @@ func (p *preemptionPlugin) earliest(preemptor *corev1.Pod) (first time.Time) {
 	}
 	now, priority := time.Now(), schedulinghelpers.PodPriority(preemptor)
 	for _, node := range nodes {
-		devices := p.shared.HasDevices(node.Node().Name)
+		devices := filtered && p.shared.HasDevices(node.Node().Name)
 		for _, i := range node.GetPods() {
 			if !devices && len(i.GetPod().Spec.ResourceClaims) == 0 && i.GetPod().Status.ExtendedResourceClaimStatus == nil {
 				continue

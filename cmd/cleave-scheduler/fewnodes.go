@@ -11,15 +11,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/scheduler/gpupacking"
 )
 
-// fewNodes bounds the nodes that are tried: on each, the allocator is asked several times.
+// fewNodes bounds the nodes that are tried.
 type fewNodes struct {
 	framework.NodeToStatusReader
 	shared *gpupacking.Shared
 	state  framework.CycleState
 }
-
-// mostTried is how many are tried.
-const mostTried = 100
 
 // NodesForStatusCode are some of those with a status: first those of which GPUPacking knows the victims, then those that have devices.
 func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framework.Code) ([]framework.NodeInfo, error) {
@@ -27,7 +24,7 @@ func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framew
 	if compared := gpupacking.Compared(f.state); compared != nil {
 		all = slices.DeleteFunc(slices.Clone(all), func(n framework.NodeInfo) bool { return !compared.Has(n.Node().Name) })
 	}
-	if err != nil || len(all) <= mostTried {
+	if err != nil || len(all) <= gpupacking.MostTried {
 		return all, err
 	}
 	at := rand.IntN(len(all)) //nolint:gosec // any will do; not always the same, as there may be others that would do
@@ -41,5 +38,5 @@ func (f fewNodes) NodesForStatusCode(nodes framework.NodeInfoLister, code framew
 			without = append(without, node)
 		}
 	}
-	return slices.Concat(known, with, without)[:mostTried], nil
+	return slices.Concat(known, with, without)[:gpupacking.MostTried], nil
 }

@@ -198,7 +198,7 @@ func (a *attempt) done(ctx context.Context, pod *corev1.Pod, result *framework.P
 		if a.shared.Refused(a.state, pod.UID) {
 			a.handle.Activate(klog.FromContext(ctx), map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
 		}
-		a.later.add(pod, a.earliest(pod))
+		a.later.add(pod, a.earliest(pod, a.devices.allocates(a.state)))
 		return
 	}
 	node := result.NominatedNodeName

@@ -23,6 +23,9 @@ func Candidates(state framework.CycleState) sets.Set[string] {
 	return d.nodes()
 }
 
+// MostTried is on how many nodes evictions are tried in a cycle: on each, the allocator is asked several times.
+const MostTried = 100
+
 // Compared are the nodes on which evictions are tried in a cycle that sees all nodes: those with room on their GPUs, where other plugins
 // may refuse the pod, and the best of those without; nil where GPUPacking cannot say.
 func Compared(state framework.CycleState) sets.Set[string] {

@@ -132,9 +132,9 @@ type waiter struct {
 
 // wake tries pods that wait, but for one: those that may fit on a node, and those of which that is not known. No event of the API server
 // says that a hold has ended there.
-func (p *Plugin) wake(ctx context.Context, node string, except types.UID) {
+func (p *Plugin) wake(ctx context.Context, node string, except types.UID, taken bool) {
 	pods := map[string]*corev1.Pod{}
-	for _, pod := range p.cluster.holds.takeRefused(except) {
+	for _, pod := range p.cluster.holds.takeRefused(node, except, taken) {
 		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
 	for _, w := range p.waiting.all() {

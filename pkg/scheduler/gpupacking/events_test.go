@@ -280,7 +280,7 @@ func TestEvents_ConsumerLeaves(t *testing.T) {
 }
 
 // TestWake_Unnarrowed: the end of a hold wakes pods whose last attempt saw all nodes, as none of the best would do, or as they want whatever a
-// node has. It does not wake the pod for which the API server refused an eviction.
+// node has and the hold kept it from them, unless its pod has the devices. It does not wake the pod for which the API server refused an eviction.
 func TestWake_Unnarrowed(t *testing.T) {
 	b := preemptingBed(t, &Rules{})
 	b.addNodes("gh200", "n1", "n2")
@@ -292,27 +292,50 @@ func TestWake_Unnarrowed(t *testing.T) {
 	})
 	b.host("", all)
 	one := b.ofPriority(0, "one", "gpu")
-	b.plugin.shared.Hold(urgent, "n1", whole, nil)
+	refuse := func() {
+		b.plugin.shared.Hold(urgent, "n1", whole, nil)
+		state, _ := b.preFilter(all)
+		b.plugin.shared.Held(state, all, nil)
+	}
+	refuse()
 	for range 2 {
 		state, _ := b.preFilter(one)
 		b.plugin.shared.Held(state, one, nil)
 		b.plugin.PostFilter(t.Context(), state, one, nil)
 	}
-	state, _ := b.preFilter(all)
-	b.plugin.shared.Held(state, all, nil)
 	b.plugin.shared.Hold(all, "n2", nil, nil)
+	bound := &fakeState{data: map[framework.StateKey]framework.StateData{heldKey: &hold{pod: urgent, node: "n1"}}}
 	for _, step := range []struct {
 		does string
 		do   func()
 		want []string
 	}{
 		{"an eviction for it is refused", func() { b.plugin.shared.Denied(all.UID, "n2") }, []string{"default/one"}},
-		{"the hold ends", func() { b.plugin.shared.Drop(urgent.UID) }, []string{"default/all", "default/one"}},
 		{"another hold ends", func() {
 			b.plugin.shared.Hold(other, "n2", whole, nil)
 			b.plugin.shared.Drop(other.UID)
 		}, []string{"default/one"}},
+		{"its pod is bound there", func() {
+			b.plugin.cluster.holds.bind(urgent.UID)
+			b.plugin.PostBind(t.Context(), bound, urgent, "n1")
+		}, []string{"default/one"}},
+		{"its binding fails, and the claim has the devices", func() {
+			b.plugin.cluster.holds.bind(urgent.UID)
+			b.plugin.Unreserve(t.Context(), bound, urgent, "n1")
+		}, []string{"default/one"}},
+		{"its pod is bound elsewhere", func() {
+			b.plugin.cluster.holds.bind(urgent.UID)
+			b.plugin.PostBind(t.Context(), bound, urgent, "n2")
+		}, []string{"default/all", "default/one"}},
+		{"the hold ends", func() { b.plugin.shared.Drop(urgent.UID) }, []string{"default/all", "default/one"}},
+		{"the hold ends after the pod", func() {
+			b.plugin.cluster.mutex.Lock()
+			b.plugin.cluster.holds.podChanged(all, nil)
+			b.plugin.cluster.mutex.Unlock()
+			b.plugin.shared.Drop(urgent.UID)
+		}, []string{"default/one"}},
 	} {
+		refuse()
 		b.activated = nil
 		step.do()
 		if diff := cmp.Diff(step.want, b.activated); diff != "" {

@@ -235,7 +235,7 @@ func (e *evictor) evictions(ctx context.Context, c *cluster, nodes framework.Nod
 
 // addEvictions leaves the best nodes on which others may be evicted to the allocator and to preemption, but for those that they refused
 // in earlier attempts, unless they refused all. It reports whether they did, or evict nobody for the pod.
-func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, d *decision) (all bool) {
+func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, d *decision, most int) (all bool) {
 	rules := p.shared.rulesFor(p.handle.ProfileName(), pod)
 	if rules == nil {
 		return true
@@ -258,7 +258,7 @@ func (p *Plugin) addEvictions(ctx context.Context, pod *corev1.Pod, d *decision)
 		return all
 	}
 	d.victims = map[string][]types.UID{}
-	for _, e := range bestOf(rest, d.among.groups, p.args.Candidates) {
+	for _, e := range bestOf(rest, d.among.groups, most) {
 		d.victims[e.node] = e.victims
 	}
 	d.more = len(rest) > len(d.victims) && !all
@@ -301,7 +301,7 @@ func (s *Shared) Refused(state framework.CycleState, pod types.UID) (more bool) 
 func (s *Shared) Denied(pod types.UID, node string) {
 	denied, _ := s.denied.get(pod)
 	s.denied.put(pod, denied.Union(sets.New(node)))
-	s.drop(pod, pod)
+	s.drop(pod, pod, false)
 }
 
 func btoi(b bool) int {

@@ -27,7 +27,7 @@ func (s *Shared) FreedFor(pod *corev1.Pod, claim *resourceapi.ResourceClaim) *co
 	who := holderOf(pod)
 	for uid, h := range c.holds.of {
 		if uid != who.uid && schedulinghelpers.PodPriority(h.pod) >= who.priority && sameDevices(h.freed[claim.UID], results(claim)) {
-			c.holds.refused[who.uid] = pod
+			c.holds.refused[who.uid] = refusedPod{pod: pod}
 			return h.pod
 		}
 	}
@@ -51,7 +51,7 @@ func (s *Shared) HeldWith(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) 
 		if schedulinghelpers.PodPriority(h.pod) >= who.priority && slices.ContainsFunc(claims, func(claim *resourceapi.ResourceClaim) bool {
 			return len(results(claim)) == 0 && c.allocated[claim.UID] == nil && refersTo(h.pod, claim)
 		}) {
-			c.holds.refused[who.uid] = pod
+			c.holds.refused[who.uid] = refusedPod{pod: pod}
 			return h.pod
 		}
 	}
@@ -75,7 +75,7 @@ func (h *holds) tellEnded() {
 	h.ended = nil
 	h.mutex.Unlock()
 	for _, node := range ended {
-		h.tell(node, "")
+		h.tell(node, "", false)
 	}
 }
 
@@ -98,16 +98,17 @@ func named(pod *corev1.Pod) (names []string) {
 	return names
 }
 
-// takeRefused are the pods that FreedFor kept from a claim, HeldWith from evictions, and Held from devices, since the last call, but for
-// one.
-func (h *holds) takeRefused(except types.UID) (found []*corev1.Pod) {
+// takeRefused are the pods that FreedFor kept from a claim and HeldWith from evictions since the last call, and those that Held kept from
+// devices of a node, unless those are taken; but for one.
+func (h *holds) takeRefused(node string, except types.UID, taken bool) (found []*corev1.Pod) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	maps.DeleteFunc(h.refused, func(uid types.UID, pod *corev1.Pod) bool {
-		if uid != except {
-			found = append(found, pod)
+	maps.DeleteFunc(h.refused, func(uid types.UID, r refusedPod) bool {
+		ends := uid != except && (r.nodes == nil || r.nodes.Has(node) && !taken)
+		if ends {
+			found = append(found, r.pod)
 		}
-		return uid != except
+		return ends
 	})
 	return found
 }

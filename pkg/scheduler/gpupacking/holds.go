@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
 )
@@ -60,14 +61,24 @@ type holds struct {
 	// pods and claims are what informers have.
 	pods, claims cache.Indexer
 	// refused are pods that wait for holds to end, as others are evicted with a claim of theirs, or for it, or GPUPacking has no say.
-	refused map[types.UID]*corev1.Pod
+	refused map[types.UID]refusedPod
 	// gone is called with each pod that is deleted, and the mutex.
 	gone func(pod *corev1.Pod)
 	// wakers are called with the node of each hold that has ended.
-	wakers []func(node string, except types.UID)
+	wakers []waker
 	// ended are the nodes of holds that ended with a claim, of which wakers are not told yet.
 	ended []string
 }
+
+// refusedPod is a pod that waits for holds to end.
+type refusedPod struct {
+	pod *corev1.Pod
+	// nodes are those where holds keep devices from a pod of which GPUPacking has no say; nil for one that waits for any hold.
+	nodes sets.Set[string]
+}
+
+// waker tries pods, but for one, after a hold has ended on a node; taken: its pod got its devices there, so that what was held is not free.
+type waker func(node string, except types.UID, taken bool)
 
 // Hold keeps devices of a node for a pod until it is bound, deleted or nominated for another node: those that it is to get, and those
 // of the claims of the pods that are evicted for it.
@@ -77,7 +88,7 @@ func (s *Shared) Hold(pod *corev1.Pod, node string, devices []Result, victims []
 		return
 	}
 	s.refused.remove(pod.UID)
-	c.holds.tell(c.holds.begin(pod, node, devices, victims), "")
+	c.holds.tell(c.holds.begin(pod, node, devices, victims), "", false)
 }
 
 // begin implements Hold, and returns the node where the pod had a hold before, if that was another one.
@@ -128,26 +139,26 @@ func (s *Shared) heldNode(pod *corev1.Pod) string {
 }
 
 // Drop ends what Hold began.
-func (s *Shared) Drop(pod types.UID) { s.drop(pod, "") }
+func (s *Shared) Drop(pod types.UID) { s.drop(pod, "", false) }
 
-// drop is Drop, of which one pod is not told.
-func (s *Shared) drop(pod, except types.UID) {
+// drop is Drop, of which one pod is not told; see waker.
+func (s *Shared) drop(pod, except types.UID, taken bool) {
 	if c := s.current(); c != nil {
 		c.mutex.Lock()
 		node := c.holds.end(pod)
 		c.mutex.Unlock()
-		c.holds.tell(node, except)
+		c.holds.tell(node, except, taken)
 	}
 }
 
 // tell says that a node may have room for others, as a hold has ended there. It must not be called with the mutex: it leads to the
 // scheduler's queue, which calls with its own lock.
-func (h *holds) tell(node string, except types.UID) {
+func (h *holds) tell(node string, except types.UID, taken bool) {
 	if node == "" {
 		return
 	}
 	for _, wake := range h.wakers {
-		wake(node, except)
+		wake(node, except, taken)
 	}
 }
 
@@ -201,6 +212,7 @@ func (h *holds) podChanged(before, after *corev1.Pod) (node string) {
 		for _, pod := range []*corev1.Pod{before, after} {
 			if pod != nil {
 				delete(h.binding, pod.UID)
+				delete(h.refused, pod.UID)
 				node = cmp.Or(node, h.end(pod.UID))
 			}
 		}
@@ -241,7 +253,7 @@ func (h *holds) watch(pods cache.SharedIndexInformer) (cache.DoneChecker, error)
 			h.gone(before)
 		}
 		h.mutex.Unlock()
-		h.tell(node, "")
+		h.tell(node, "", false)
 	}
 	h.pods = pods.GetIndexer()
 	registered, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -309,7 +321,7 @@ func (h *holds) unbind(pod types.UID, held *hold, ofGroup bool) (again bool) {
 }
 
 // addWaker adds a function that is called with the node of each hold that has ended.
-func (h *holds) addWaker(wake func(node string, except types.UID)) {
+func (h *holds) addWaker(wake waker) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	h.wakers = append(h.wakers, wake)

@@ -36,7 +36,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
 		ahead: make(chan struct{}), tie: tieOf, changed: func(string) {},
 	}
-	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}, refused: map[types.UID]*corev1.Pod{},
+	c.holds = &holds{mutex: &c.mutex, of: map[types.UID]*hold{}, binding: map[types.UID]bool{}, refused: map[types.UID]refusedPod{},
 		gone: func(pod *corev1.Pod) { podGone(c, pod) }}
 	c.holds.claims = claims.GetIndexer()
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)

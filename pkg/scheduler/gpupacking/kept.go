@@ -50,7 +50,7 @@ func (v *view) keep(c *cluster, state *packing.State, holds []*hold, released ma
 }
 
 // Held are the devices that are kept for other pods than that of a cycle, of some nodes; nil for all nodes. Where GPUPacking passed the pod
-// over, and so does not know what it waits for, the pod is tried again when a hold has ended.
+// over, and so does not know what it waits for, the pod is tried again when a hold has ended there, unless its pod has the devices.
 func (s *Shared) Held(state framework.CycleState, pod *corev1.Pod, nodes sets.Set[string]) (kept []Result) {
 	c := s.current()
 	if c == nil {
@@ -58,17 +58,21 @@ func (s *Shared) Held(state framework.CycleState, pod *corev1.Pod, nodes sets.Se
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	on := map[string]bool{}
+	on := sets.New[string]()
 	for _, h := range c.holds.of {
 		if nodes == nil || nodes.Has(h.node) {
-			on[h.node] = true
+			on.Insert(h.node)
 		}
 	}
-	for _, node := range slices.Sorted(maps.Keys(on)) {
-		kept = append(kept, c.keptOn(node, holderOf(pod), nil)...)
+	for _, node := range sets.List(on) {
+		here := c.keptOn(node, holderOf(pod), nil)
+		if len(here) == 0 {
+			on.Delete(node)
+		}
+		kept = append(kept, here...)
 	}
 	if _, err := state.Read(passedKey); err == nil && len(kept) > 0 {
-		c.holds.refused[pod.UID] = pod
+		c.holds.refused[pod.UID] = refusedPod{pod, on}
 	}
 	return kept
 }

@@ -141,7 +141,7 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 
 // Unreserve undoes Reserve, whatever became of the claims meanwhile. What was held for the pod is held again for its next attempt, before
 // its devices are free, unless its claims have them.
-func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, on string) {
 	held, node := heldBefore(state)
 	again, free := p.cluster.holds.unbind(pod.UID, held, state.IsPodGroupSchedulingCycle()), false
 	for _, c := range readReserved(state) {
@@ -152,21 +152,21 @@ func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *c
 	}
 	switch {
 	case !again:
-		p.cluster.holds.tell(node, "")
+		p.cluster.holds.tell(node, "", false)
 	case !free:
-		p.shared.Drop(pod.UID)
+		p.shared.drop(pod.UID, "", node == on)
 	}
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
+func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, on string) {
 	if d := read(state); d != nil {
 		if first, ok := p.queued.end(pod.UID); ok {
 			queueSeconds.WithLabelValues(d.query.class).Observe(time.Since(first).Seconds())
 		}
 	}
 	_, node := heldBefore(state)
-	p.cluster.holds.tell(node, "")
+	p.cluster.holds.tell(node, "", node == on)
 	for _, c := range readReserved(state) {
 		if c.uid == "" {
 			if claim := p.cluster.extendedClaim(pod); claim != nil {

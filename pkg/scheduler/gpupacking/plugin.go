@@ -73,7 +73,7 @@ func (s *Shared) New(ctx context.Context, arguments runtime.Object, handle frame
 		return nil, fmt.Errorf("start %s: %w", Name, err)
 	}
 	register()
-	p.cluster.holds.addWaker(func(node string, except types.UID) { p.wake(ctx, node, except) })
+	p.cluster.holds.addWaker(func(node string, except types.UID, taken bool) { p.wake(ctx, node, except, taken) })
 	return p, nil
 }
 
@@ -226,7 +226,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, d *decision) ([]ca
 		return best, outcome
 	}
 	d.outcome = outcome
-	tried := p.addEvictions(ctx, pod, d)
+	tried := p.addEvictions(ctx, pod, d, p.args.Candidates)
 	if d.outcome == outcomeEvict && !tried {
 		return nil, outcomeEvict
 	}
@@ -254,7 +254,7 @@ func fallBack(ctx context.Context, p *Plugin, pod *corev1.Pod, d *decision) ([]c
 		return best, outcome
 	}
 	d.outcome = outcomeFallback
-	if p.addEvictions(ctx, pod, d) {
+	if p.addEvictions(ctx, pod, d, MostTried/2) { // the others are those with room
 		d.victims, d.more = nil, false
 	}
 	return best, outcomeFallback
