@@ -44,6 +44,14 @@ func (s *space) other(ctx context.Context, spec resourceapi.ResourceClaimSpec) {
 	s.pods.running(ctx, "other")
 }
 
+// replacePending has the pending pod ask for something else: from another template, as the controller that creates claims may still see the
+// former one under its name.
+func (s *space) replacePending(ctx context.Context, spec resourceapi.ResourceClaimSpec) {
+	s.Helper()
+	s.pods.delete(ctx, "pending")
+	s.create(ctx, workload.Template("fitting", spec), workload.Pod("pending", "fitting"))
+}
+
 func shareOf(class, memory, device string) resourceapi.ResourceClaimSpec {
 	spec := workload.ClaimSpec(class, 1, `device.attributes["resource.kubernetes.io"].pciBusID == "`+device+`"`)
 	spec.Devices.Requests[0].Exactly.Capacity = workload.Request("gpu", class, 1, "memory="+memory).Exactly.Capacity
@@ -120,9 +128,7 @@ var causes = map[string]pending{
 	"selector": {withPod(claimOf(1, `device.attributes["gpu.cleave.dev"].productName.contains("H200")`)),
 		[]string{`8 devices do not match`, `productName is "NVIDIA H100 80GB HBM3"`, "1 of class gpu.cleave.dev without the selectors on"},
 		func(ctx context.Context, s *space) {
-			s.pods.delete(ctx, "pending")
-			s.must(env.kube.ResourceV1().ResourceClaimTemplates(s.name).Delete(ctx, "pending", metav1.DeleteOptions{}))
-			s.create(ctx, gpuPod("pending", 1)...)
+			s.replacePending(ctx, claimOf(1))
 		}},
 	"all-allocated": {
 		func(ctx context.Context, s *space) { s.other(ctx, claimOf(8)); s.create(ctx, gpuPod("pending", 1)...) },
@@ -170,9 +176,7 @@ var causes = map[string]pending{
 		},
 		[]string{"no combination satisfies matchAttribute gpu.cleave.dev/parentUUID"},
 		func(ctx context.Context, s *space) {
-			s.pods.delete(ctx, "pending")
-			s.must(env.kube.ResourceV1().ResourceClaimTemplates(s.name).Delete(ctx, "pending", metav1.DeleteOptions{}))
-			s.create(ctx, claimPod("pending", workload.ClaimSpec("mig-4g.40gb.cleave.dev", 2))...)
+			s.replacePending(ctx, workload.ClaimSpec("mig-4g.40gb.cleave.dev", 2))
 		}},
 	"cordoned": {
 		func(ctx context.Context, s *space) {

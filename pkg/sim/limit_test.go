@@ -78,11 +78,11 @@ func TestMemoryLimits_CgroupRemoved(t *testing.T) {
 		must(t, os.Mkdir(cgroup, 0o700))
 		must(t, d.Memory().SetMemoryLimits(cgroup, 0, 1<<20))
 	}
-	must(t, os.Remove(gone))
+	must(t, os.Rename(gone, filepath.Join(dir, "moved"))) // removed, it would give its inode to the next one
 	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeOperatingSystem) {
 		t.Errorf("limits of a cgroup that is gone = %v", err)
 	}
-	for _, name := range []string{"another", "gone"} { // two, so that the inode is not given out again
+	for _, name := range []string{"another", "gone"} {
 		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 	}
 	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeNotFound) {
