@@ -77,10 +77,9 @@ type ModeMemory struct {
 	Reset  string
 	// Began is when the change was first wanted. Failures before are those of an earlier change.
 	Began time.Time
-	// Planned and Since are those of a withdrawal. Seen is set once the API server was seen to have the devices as withdrawn, which Since
-	// does not say of one that drops taints.
-	Planned, Since time.Time
-	Seen           bool
+	withdrawal
+	// Seen is set once the API server was seen to have the devices as withdrawn, which Since does not say of one that drops taints.
+	Seen bool
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
@@ -89,9 +88,6 @@ type ModeMemory struct {
 	// Said is the last report.
 	Said string
 }
-
-// withdrawal is the withdrawal of the GPU's devices.
-func (m ModeMemory) withdrawal() withdrawal { return withdrawal{m.Planned, m.Since} }
 
 // next is the time of the next attempt.
 func (m ModeMemory) next() time.Time {
@@ -141,7 +137,7 @@ func (p modes) consider(o *Observed) {
 		if !known || m.Enable != target || m.Reset != reset {
 			m = ModeMemory{Enable: target, Reset: reset, Began: o.Now}
 		}
-		if !m.Seen && m.withdrawal().refused(o) {
+		if !m.Seen && m.refused(o) {
 			m.Since = time.Time{}
 		}
 		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
@@ -213,11 +209,10 @@ func (p modes) notePublished(o *Observed) {
 	for name, m := range p.Memory.Modes { // each by itself
 		if !m.Seen {
 			m.Seen = p.arrived(o, !m.Planned.IsZero())
-			if m.Reset == "" && p.Memory.Previous != nil {
-				m.Planned = o.Now
+			m.withdrawal = m.published(o, func(bool) bool { return m.Seen })
+			if m.Since.IsZero() && m.Reset == "" && p.Memory.Previous != nil {
+				m.withdrawal = withdrawal{}
 			}
-			w := m.withdrawal().published(o, func(bool) bool { return m.Seen })
-			m.Planned, m.Since = w.Planned, w.Since
 		}
 		p.Memory.Modes[name] = m
 	}
@@ -235,7 +230,7 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 		if at := m.next(); at.After(o.Now) && (!m.Since.IsZero() || m.Failures > 0) {
 			look(at)
 		}
-		if late := m.withdrawal().late(o); m.Since.IsZero() && late.After(o.Now) {
+		if late := m.late(o); m.Since.IsZero() && late.After(o.Now) {
 			look(late)
 		}
 	}
