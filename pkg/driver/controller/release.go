@@ -125,11 +125,12 @@ func (l *Loop) notReleased(ctx context.Context, err error) {
 	l.Events.Warn(reasonDriverNotReleased, err.Error())
 }
 
-// awaitDriver closes the driver, and returns once it can be used, or ctx ends. Each new reason is reported.
-func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
+// awaitDriver closes the driver, and returns once it can be used, or ctx ends. Each reason other than noted is noted at once: whoever
+// deletes the plugin because a call of the driver hangs must not have it back before the label is gone. Each new one is reported.
+func (l *Loop) awaitDriver(ctx context.Context, noted error) error {
 	tick := time.NewTicker(l.DriverRetry)
 	defer tick.Stop()
-	closed, retried := false, false
+	closed, retried, reported := false, false, noted
 	for {
 		var inUse error
 		if !closed {
@@ -137,9 +138,15 @@ func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 			closed = inUse == nil
 		}
 		why := ReleaseReason(l.Sources.Cluster().Node, l.Hardware.Missing())
-		switch {
-		case why == nil:
+		if why == nil {
 			return nil
+		}
+		if text(why) != text(noted) {
+			noted = why
+			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
+			l.Claims.SetWaiting(why)
+		}
+		switch {
 		case inUse != nil && text(inUse) != text(reported):
 			reported, retried = inUse, true
 			l.notReleased(ctx, inUse)
@@ -150,8 +157,6 @@ func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
 				retried = false
 			}
 			klog.FromContext(ctx).Info("Waiting for the NVIDIA driver", "reason", why, "retryEvery", l.DriverRetry)
-			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
-			l.Claims.SetWaiting(why)
 			l.Reporter.Driver(why)
 		}
 		select {
