@@ -70,6 +70,11 @@ func TestDesired_Reset(t *testing.T) {
 	if diff := cmp.Diff([]string{"Normal GPUReset"}, reasons(b.heard())); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
+	b.Conditions = map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[2].PCI: {{Reason: "needs-reset"}}}
+	b.step(Health)
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "was carried out before") {
+		t.Errorf("failed again: Events = %q, want one that says why it is not reset", events)
+	}
 	if b.plan.ForgetReset {
 		t.Error("the request is forgotten while the label is there")
 	}
