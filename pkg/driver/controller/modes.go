@@ -85,8 +85,8 @@ type ModeMemory struct {
 	FailedAt time.Time
 	// Held is set if nothing but pods without a claim kept the last attempt from it.
 	Held bool
-	// Said is the last report.
-	Said string
+	// Said is the last report of a failure, Waits that of claims.
+	Said, Waits string
 }
 
 // next is the time of the next attempt.
@@ -122,10 +122,12 @@ func (p modes) consider(o *Observed) {
 		if wants := p.Offer.Offer(g).WantsMIG; wants != nil {
 			target = *wants
 		}
-		left, reset := o.ModesLeft[name] && o.ModeRunning.GPU != name, ""
 		// What was cut short is finished first, unless that failed, and a reset need not wait.
-		if _, failed := o.ModeFailures[name]; !left || failed && allocated[name].waits(true) == "" {
-			reset = o.resetOf(name)
+		requested, reset := o.resetOf(name), ""
+		f, failed := o.ModeFailures[name]
+		left := o.ModesLeft[name] && (o.ModeRunning.GPU != name || o.ModeRunning.Reset == "")
+		if !left || failed && allocated[name].waits(true) == "" {
+			reset = requested
 		}
 		m, known := before[name]
 		if known && m.Reset != "" && m.Reset == o.ResetDone {
@@ -140,13 +142,13 @@ func (p modes) consider(o *Observed) {
 		if !m.Seen && m.refused(o) {
 			m.Since = time.Time{}
 		}
-		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
+		if failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
 			m.FailedAt, m.Failures, m.Held = f.At, m.Failures+1, errors.Is(f.Err, gpu.ErrHeldByPods)
 			p.reportFailure(g, &m, f.Err, p.mayPause(o, g, &m))
 		}
 		changes := target != g.MIG.Enabled || reset != "" // otherwise allocated devices do not change
-		if changes {
-			p.reportClaims(g, &m, allocated[name])
+		if resets := reset != "" || failed && requested != ""; changes || resets {
+			p.reportClaims(g, &m, allocated[name], resets)
 		}
 		p.Memory.setMode(name, m)
 		settled := !m.Since.IsZero() && allocated[name].waits(reset != "") == ""
@@ -236,13 +238,13 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 	}
 }
 
-// reportClaims reports the claims that a change waits for, again when they change.
-func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
-	waits := using.waits(m.Reset != "")
-	if waits == "" || m.Said == waits {
+// reportClaims reports the claims that a change, or a reset, waits for, again when they change.
+func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing, reset bool) {
+	waits, before := using.waits(reset), m.Waits
+	m.Waits = waits
+	if waits == "" || waits == before {
 		return
 	}
-	m.Said = waits
 	r := Report{
 		Log: "Waiting for claims to end before changing the MIG mode of a GPU",
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
@@ -250,7 +252,7 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 		Reason:  reasonModePending,
 		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "will enter MIG mode", "will leave MIG mode"), waits),
 	}
-	if m.Reset != "" {
+	if reset {
 		r.Log, r.Reason = "Waiting for claims to end before resetting a GPU", reasonResetPending
 		r.Message = fmt.Sprintf("%s will be reset once %s", Describe(g), waits)
 	}
