@@ -57,6 +57,10 @@ func TestDesired(t *testing.T) {
 			events: []string{"Warning LayoutNotApplied"}, look: finishEvery},
 		"layout problem, another process": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse },
 			change: func(b *bed) { b.LayoutProblems = usedBy(2) }, look: finishEvery},
+		"layout problem, another cause": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) {
+			err := errors.Join(errors.Join(usedBy(2)[0].Err), errors.New("an unmanaged partition is in the way"))
+			b.LayoutProblems = []LayoutProblem{{"gpu-0", err}}
+		}, events: []string{"Warning LayoutNotApplied"}, look: finishEvery},
 		"layout problem for long": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.Now = b.Now.Add(finishEvery) },
 			work: "recover, leave MIG mode, layouts", look: finishEvery},
 		"layout problem solved": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.LayoutProblems = nil },
