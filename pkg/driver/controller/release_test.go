@@ -91,7 +91,7 @@ func TestLoop_Release(t *testing.T) {
 		if err := <-done; !errors.Is(err, ErrDriverAvailable) { // the clock of the bubble goes on to the next attempt
 			t.Errorf("got %v, want %v", err, ErrDriverAvailable)
 		}
-		want := []string{"DriverReleased", "DriverNotReleased", "DriverNotReleased", "DriverReleased", "DriverAvailable"}
+		want := []string{"DriverNotReleased", "DriverNotReleased", "DriverReleased", "DriverAvailable"} // once it is closed
 		if diff := cmp.Diff(want, read(f, &f.events)); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}
