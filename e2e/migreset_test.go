@@ -33,7 +33,6 @@ func TestMIGMode_A30(t *testing.T) {
 		state := fmt.Sprint(n.Readiness(ctx))
 		return strings.Contains(state, "release-driver=true"), state, nil
 	})
-	// Readiness says it before the driver is closed.
 	s.eventually(ctx, "nvidia-smi to enable MIG mode", func(ctx context.Context) (bool, string, error) {
 		out, code := n.smi(ctx, "-i", "0", "-mig", "1")
 		return code == 0 && strings.Contains(out, "Enabled MIG Mode for GPU"), out, nil

@@ -55,14 +55,9 @@ func hasFormer(node *policy.Node, o *Observed) bool {
 	})
 }
 
-// considerLayoutProblems reports obstacles to layouts when they have changed. The processes that use a GPU may be others at each attempt.
+// considerLayoutProblems reports obstacles to layouts when they have changed.
 func (p *Plan) considerLayoutProblems(o *Observed) {
-	now := describeProblems(o.LayoutProblems, func(err error) string {
-		if errors.Is(err, gpu.ErrInUse) {
-			return gpu.ErrInUse.Error()
-		}
-		return err.Error()
-	})
+	now := describeProblems(o.LayoutProblems, lastingCauses)
 	if now == p.Memory.Layouts {
 		return
 	}
@@ -77,6 +72,23 @@ func (p *Plan) considerLayoutProblems(o *Observed) {
 			Values: []any{"gpu", problem.GPU, "retryEvery", finishEvery}})
 	}
 	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: describeProblems(o.LayoutProblems, error.Error)})
+}
+
+// lastingCauses is the text of joined errors without the processes that use a GPU, which may be others at each attempt.
+func lastingCauses(err error) string {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []string
+		for _, one := range joined.Unwrap() {
+			if cause := lastingCauses(one); !slices.Contains(all, cause) {
+				all = append(all, cause)
+			}
+		}
+		return strings.Join(all, "; ")
+	}
+	if errors.Is(err, gpu.ErrInUse) {
+		return gpu.ErrInUse.Error()
+	}
+	return err.Error()
 }
 
 // describeProblems joins all problems in one line; empty without any.

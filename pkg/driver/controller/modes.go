@@ -77,21 +77,17 @@ type ModeMemory struct {
 	Reset  string
 	// Began is when the change was first wanted. Failures before are those of an earlier change.
 	Began time.Time
-	// Planned and Since are those of a withdrawal. Seen is set once the API server was seen to have the devices as withdrawn, which Since
-	// does not say of one that drops taints.
-	Planned, Since time.Time
-	Seen           bool
+	withdrawal
+	// Seen is set once the API server was seen to have the devices as withdrawn, which Since does not say of one that drops taints.
+	Seen bool
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
 	// Held is set if nothing but pods without a claim kept the last attempt from it.
 	Held bool
-	// Said is the last report.
-	Said string
+	// Said is the last report of a failure, Waits that of claims.
+	Said, Waits string
 }
-
-// withdrawal is the withdrawal of the GPU's devices.
-func (m ModeMemory) withdrawal() withdrawal { return withdrawal{m.Planned, m.Since} }
 
 // next is the time of the next attempt.
 func (m ModeMemory) next() time.Time {
@@ -126,10 +122,12 @@ func (p modes) consider(o *Observed) {
 		if wants := p.Offer.Offer(g).WantsMIG; wants != nil {
 			target = *wants
 		}
-		left, reset := o.ModesLeft[name] && o.ModeRunning.GPU != name, ""
 		// What was cut short is finished first, unless that failed, and a reset need not wait.
-		if _, failed := o.ModeFailures[name]; !left || failed && allocated[name].waits(true) == "" {
-			reset = o.resetOf(name)
+		requested, reset := o.resetOf(name), ""
+		f, failed := o.ModeFailures[name]
+		left := o.ModesLeft[name] && (o.ModeRunning.GPU != name || o.ModeRunning.Reset == "")
+		if !left || failed && allocated[name].waits(true) == "" {
+			reset = requested
 		}
 		m, known := before[name]
 		if known && m.Reset != "" && m.Reset == o.ResetDone {
@@ -141,16 +139,16 @@ func (p modes) consider(o *Observed) {
 		if !known || m.Enable != target || m.Reset != reset {
 			m = ModeMemory{Enable: target, Reset: reset, Began: o.Now}
 		}
-		if !m.Seen && m.withdrawal().refused(o) {
+		if !m.Seen && m.refused(o) {
 			m.Since = time.Time{}
 		}
-		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
+		if failed && f.Enable == target && f.Reset == reset && f.At.After(m.FailedAt) && f.At.After(m.Began) {
 			m.FailedAt, m.Failures, m.Held = f.At, m.Failures+1, errors.Is(f.Err, gpu.ErrHeldByPods)
 			p.reportFailure(g, &m, f.Err, p.mayPause(o, g, &m))
 		}
 		changes := target != g.MIG.Enabled || reset != "" // otherwise allocated devices do not change
-		if changes {
-			p.reportClaims(g, &m, allocated[name])
+		if resets := reset != "" || failed && requested != ""; changes || resets {
+			p.reportClaims(g, &m, allocated[name], resets)
 		}
 		p.Memory.setMode(name, m)
 		settled := !m.Since.IsZero() && allocated[name].waits(reset != "") == ""
@@ -213,11 +211,10 @@ func (p modes) notePublished(o *Observed) {
 	for name, m := range p.Memory.Modes { // each by itself
 		if !m.Seen {
 			m.Seen = p.arrived(o, !m.Planned.IsZero())
-			if m.Reset == "" && p.Memory.Previous != nil {
-				m.Planned = o.Now
+			m.withdrawal = m.published(o, func(bool) bool { return m.Seen })
+			if m.Since.IsZero() && m.Reset == "" && p.Memory.Previous != nil {
+				m.withdrawal = withdrawal{}
 			}
-			w := m.withdrawal().published(o, func(bool) bool { return m.Seen })
-			m.Planned, m.Since = w.Planned, w.Since
 		}
 		p.Memory.Modes[name] = m
 	}
@@ -235,19 +232,19 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 		if at := m.next(); at.After(o.Now) && (!m.Since.IsZero() || m.Failures > 0) {
 			look(at)
 		}
-		if late := m.withdrawal().late(o); m.Since.IsZero() && late.After(o.Now) {
+		if late := m.late(o); m.Since.IsZero() && late.After(o.Now) {
 			look(late)
 		}
 	}
 }
 
-// reportClaims reports the claims that a change waits for, again when they change.
-func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
-	waits := using.waits(m.Reset != "")
-	if waits == "" || m.Said == waits {
+// reportClaims reports the claims that a change, or a reset, waits for, again when they change.
+func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing, reset bool) {
+	waits, before := using.waits(reset), m.Waits
+	m.Waits = waits
+	if waits == "" || waits == before {
 		return
 	}
-	m.Said = waits
 	r := Report{
 		Log: "Waiting for claims to end before changing the MIG mode of a GPU",
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
@@ -255,7 +252,7 @@ func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
 		Reason:  reasonModePending,
 		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "will enter MIG mode", "will leave MIG mode"), waits),
 	}
-	if m.Reset != "" {
+	if reset {
 		r.Log, r.Reason = "Waiting for claims to end before resetting a GPU", reasonResetPending
 		r.Message = fmt.Sprintf("%s will be reset once %s", Describe(g), waits)
 	}

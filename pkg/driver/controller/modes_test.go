@@ -251,7 +251,10 @@ func TestDesired_ModeWithoutTaints(t *testing.T) {
 		t.Fatalf("offered once the claims are listed: %s, want %s", got, want)
 	}
 	b.wantLook("no longer published", arriveAtMost)
-	b.after(arriveAtMost)
+	b.Written = b.Now
+	b.after(time.Second)
+	b.Writing, b.Written = true, b.Now // something else
+	b.after(arriveAtMost - time.Second)
 	b.wantLook("not seen to arrive", modeSettle)
 	b.after(modeSettle)
 	b.wantOrder("settled", "0 on")
@@ -292,9 +295,9 @@ func TestModeMemory_Next(t *testing.T) {
 		memory ModeMemory
 		want   time.Duration
 	}{
-		"settles":             {ModeMemory{Since: start}, modeSettle},
-		"failed":              {ModeMemory{Since: start, Failures: 1, FailedAt: start.Add(time.Minute)}, time.Minute + modeRetry},
-		"settles last":        {ModeMemory{Since: start, Failures: 1, FailedAt: start.Add(-modeRetry)}, modeSettle},
+		"settles":             {ModeMemory{withdrawal: withdrawal{Since: start}}, modeSettle},
+		"failed":              {ModeMemory{withdrawal: withdrawal{Since: start}, Failures: 1, FailedAt: start.Add(time.Minute)}, time.Minute + modeRetry},
+		"settles last":        {ModeMemory{withdrawal: withdrawal{Since: start}, Failures: 1, FailedAt: start.Add(-modeRetry)}, modeSettle},
 		"failed, not settled": {ModeMemory{Failures: 2, FailedAt: start}, 2 * modeRetry},
 	} {
 		if got := tt.memory.next().Sub(start); got != tt.want {

@@ -201,10 +201,11 @@ type Memory struct {
 	UnreadableAt time.Time
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
-	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last request of which all is
-	// said: it names no GPU, or was carried out.
+	// Modes are the GPUs whose MIG mode must change, or that are to be reset, by device. NotReset is the last request that was reported
+	// not to be carried out: it names no GPU, or was carried out before. ResetAt is when the last reset was reported.
 	Modes    map[string]ModeMemory
 	NotReset string
+	ResetAt  time.Time
 	// Pause is the pause of clients that have such GPUs open.
 	Pause PauseMemory
 

@@ -57,6 +57,10 @@ func TestDesired(t *testing.T) {
 			events: []string{"Warning LayoutNotApplied"}, look: finishEvery},
 		"layout problem, another process": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse },
 			change: func(b *bed) { b.LayoutProblems = usedBy(2) }, look: finishEvery},
+		"layout problem, another cause": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) {
+			err := errors.Join(errors.Join(usedBy(2)[0].Err), errors.New("an unmanaged partition is in the way"))
+			b.LayoutProblems = []LayoutProblem{{"gpu-0", err}}
+		}, events: []string{"Warning LayoutNotApplied"}, look: finishEvery},
 		"layout problem for long": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.Now = b.Now.Add(finishEvery) },
 			work: "recover, leave MIG mode, layouts", look: finishEvery},
 		"layout problem solved": {policy: layout, before: func(b *bed) { b.LayoutProblems = inUse }, change: func(b *bed) { b.LayoutProblems = nil },
@@ -86,10 +90,9 @@ func TestDesired(t *testing.T) {
 			events: []string{"Warning DriverIncomplete"}, published: true},
 		"CDI spec complete": {before: func(b *bed) { b.Incomplete = map[string]error{b.device(0): away} }, change: func(b *bed) { b.Incomplete = nil }, changed: Specs,
 			events: []string{"Normal DriverComplete"}, published: true},
-		"lists accepted": {change: func(b *bed) { b.Lists = true }, changed: Cluster, published: true},
-		"driver released by label": {change: func(b *bed) { b.Cluster.Node.ReleaseDriver = true }, changed: Cluster,
-			events: []string{"Warning DriverReleased"}, published: true},
-		"driver gone": {change: func(b *bed) { b.Driver = gpu.ErrDriverNotLoaded }, changed: Driver, events: []string{"Warning DriverReleased"}, published: true},
+		"lists accepted":           {change: func(b *bed) { b.Lists = true }, changed: Cluster, published: true},
+		"driver released by label": {change: func(b *bed) { b.Cluster.Node.ReleaseDriver = true }, changed: Cluster, published: true},
+		"driver gone":              {change: func(b *bed) { b.Driver = gpu.ErrDriverNotLoaded }, changed: Driver, published: true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -25,6 +25,9 @@ const (
 var ErrReleaseRequested = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again "+
 	"once the label is gone", v1alpha1.ReleaseDriverLabel)
 
+// errReleasing is reported until the driver is closed: only then can it be unloaded.
+var errReleasing = errors.New("the NVIDIA driver is being released")
+
 // ErrDriverAvailable ends Release once the driver can be used again: the plugin re-executes itself. The driver may be another
 // release, but a library that calls were bound to stays in a process for good (dlclose(3): objects that the program itself
 // references are not unloaded).
@@ -69,10 +72,7 @@ func (p *Plan) considerRelease(o *Observed) {
 		return
 	}
 	if p.Release = ReleaseReason(o.Cluster.Node, o.Driver); p.Release != nil {
-		p.report(Report{
-			Log: "Releasing the NVIDIA driver", Values: []any{"reason", p.Release},
-			Warning: true, Reason: reasonDriverReleased, Message: p.Release.Error(),
-		})
+		p.report(Report{Log: "Releasing the NVIDIA driver", Values: []any{"reason", p.Release}})
 	}
 }
 
@@ -80,7 +80,7 @@ func (p *Plan) considerRelease(o *Observed) {
 // ErrDriverAvailable. Meanwhile nothing is prepared; devices that claims release are on record, and are removed afterwards. It is
 // called after Run, with the reason that Run returned.
 func (l *Loop) Release(ctx context.Context, why error) error {
-	l.Reporter.Driver(why)
+	l.Reporter.Driver(errReleasing)
 	l.Claims.SetWaiting(why)
 	l.Claims.Quiesce()
 	if err := l.endSession(ctx); err != nil {
@@ -125,33 +125,38 @@ func (l *Loop) notReleased(ctx context.Context, err error) {
 	l.Events.Warn(reasonDriverNotReleased, err.Error())
 }
 
-// awaitDriver closes the driver, and returns once it can be used, or ctx ends. Each new reason is reported.
-func (l *Loop) awaitDriver(ctx context.Context, reported error) error {
+// awaitDriver closes the driver, and returns once it can be used, or ctx ends. Each reason other than noted is noted at once: whoever
+// deletes the plugin because a call of the driver hangs must not have it back before the label is gone. Each new one is reported.
+func (l *Loop) awaitDriver(ctx context.Context, noted error) error {
 	tick := time.NewTicker(l.DriverRetry)
 	defer tick.Stop()
-	closed, retried := false, false
+	closed, reported := false, errReleasing
 	for {
 		var inUse error
-		if !closed {
+		closes := !closed
+		if closes {
 			inUse = l.Hardware.Close(ctx)
 			closed = inUse == nil
 		}
 		why := ReleaseReason(l.Sources.Cluster().Node, l.Hardware.Missing())
-		switch {
-		case why == nil:
+		if why == nil {
 			return nil
+		}
+		if text(why) != text(noted) {
+			noted = why
+			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
+			l.Claims.SetWaiting(why)
+		}
+		switch {
 		case inUse != nil && text(inUse) != text(reported):
-			reported, retried = inUse, true
+			reported = inUse
 			l.notReleased(ctx, inUse)
 		case inUse == nil && text(why) != text(reported):
 			reported = why
-			if retried {
+			if closes {
 				l.Events.Warn(reasonDriverReleased, why.Error())
-				retried = false
 			}
 			klog.FromContext(ctx).Info("Waiting for the NVIDIA driver", "reason", why, "retryEvery", l.DriverRetry)
-			l.Released(ctx, errors.Is(why, ErrReleaseRequested))
-			l.Claims.SetWaiting(why)
 			l.Reporter.Driver(why)
 		}
 		select {

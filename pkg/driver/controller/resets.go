@@ -5,10 +5,14 @@ package controller
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/domain/gpu"
 )
+
+// recoverWithin is the time after a reset in which its GPU is not said to be unhealthy still: an unhealthy one is polled every 10 s.
+const recoverWithin = time.Minute
 
 // resetOf returns the request to reset a GPU, named by its device, that has not been carried out; empty if there is none.
 func (o *Observed) resetOf(device string) string {
@@ -36,7 +40,7 @@ func (p modes) checkRequest(o *Observed) {
 		p.Memory.NotReset = ""
 		return
 	}
-	if p.Memory.NotReset == request || g != nil && len(o.Conditions[g.PCI]) == 0 {
+	if p.Memory.NotReset == request || g != nil && (len(o.Conditions[g.PCI]) == 0 || o.Now.Before(p.Memory.ResetAt.Add(recoverWithin))) {
 		return
 	}
 	p.Memory.NotReset = request
@@ -60,9 +64,9 @@ func (p modes) checkRequest(o *Observed) {
 	})
 }
 
-// reportReset reports that a GPU was reset on request. Its conditions may end a moment later, so nothing else is said of the request.
+// reportReset reports that a GPU was reset on request.
 func (p modes) reportReset(o *Observed, g *gpu.GPU) {
-	p.Memory.NotReset = o.ResetDone
+	p.Memory.ResetAt = o.Now
 	p.report(Report{
 		Log: "A GPU was reset on request", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
 		Reason: reasonReset, Message: fmt.Sprintf("%s was reset, as the label %s requests. The label can be removed", Describe(g),

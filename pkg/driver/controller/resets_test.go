@@ -70,6 +70,11 @@ func TestDesired_Reset(t *testing.T) {
 	if diff := cmp.Diff([]string{"Normal GPUReset"}, reasons(b.heard())); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
+	b.Conditions = map[gpu.PCIAddress][]health.Condition{b.Inventory.GPUs[2].PCI: {{Reason: "needs-reset"}}}
+	b.step(Health)
+	if events := b.heard(); len(events) != 1 || !strings.Contains(events[0], "was carried out before") {
+		t.Errorf("failed again: Events = %q, want one that says why it is not reset", events)
+	}
 	if b.plan.ForgetReset {
 		t.Error("the request is forgotten while the label is there")
 	}
@@ -82,17 +87,32 @@ func TestDesired_Reset(t *testing.T) {
 	}
 }
 
-// A change that was cut short is tried again, too, while the reset waits for claims.
+// A change that was cut short is tried again, too, while the reset waits for claims. Both are reported once.
 func TestDesired_ResetWaits(t *testing.T) {
 	b := newModeBed(t)
-	b.Allocations = []*records.Record{{Devices: []records.Device{{GPU: b.device(2), Device: b.device(2)}}}}
+	b.allocate(records.Device{GPU: b.device(2)})
 	b.ModesLeft = map[string]bool{b.device(2): true}
 	b.request(b.device(2))
-	b.wantOrder("first", "2 off")
-	b.ModeFailures = map[string]ModeFailure{b.device(2): {Err: errors.New("wait for nvidia-smi"), At: b.Now}}
-	b.step(0)
-	b.after(modeRetryAtMost)
-	b.wantOrder("after the pause", "2 off")
+	for range 3 {
+		b.wantOrder("first, and after each pause", "2 off")
+		b.ModeRunning = *b.plan.Mode
+		b.after(time.Second)
+		b.ModeRunning, b.ModeFailures = ModeOrder{}, map[string]ModeFailure{b.device(2): {Err: errors.New("wait for nvidia-smi"), At: b.Now}}
+		b.after(time.Second)
+		b.wantOrder("failed just now", "")
+		b.after(modeRetryAtMost)
+	}
+	events := b.heard()
+	if diff := cmp.Diff([]string{"Warning MIGModeNotChanged", "Normal GPUResetPending"}, reasons(events)); diff != "" {
+		t.Fatalf("Events (-want +got):\n%s", diff)
+	}
+	if want := "will be reset once these claims have ended: ns/c0"; !strings.Contains(events[1], want) {
+		t.Errorf("Event = %q, want %q", events[1], want)
+	}
+	b.allocates()
+	b.step(Publication)
+	b.after(modeSettle)
+	b.wantOrder("once the claim has ended", "2 reset")
 }
 
 // A reset that fails is tried again, and reported once for each reason; a change of the mode that was cut short is finished first.

@@ -33,8 +33,9 @@ const (
 
 // withdrawal is the progress of withdrawing devices.
 type withdrawal struct {
-	// Planned is when their publication with the taint was planned, Since is when the API server first had it; zero before.
-	Planned, Since time.Time
+	// Planned is when their publication with the taint was planned, Handed is when all slices of it were on their way to the API server,
+	// Since is when that first had it; zero before.
+	Planned, Handed, Since time.Time
 }
 
 // over reports whether claims were listed after the devices could no longer be allocated.
@@ -46,13 +47,14 @@ func (w withdrawal) over(o *Observed) bool {
 func (w withdrawal) settled() time.Time { return w.Since.Add(withdrawSettle) }
 
 // late is when slices that were not seen to arrive count as arrived. While they are written one after another, or the API server is
-// unavailable, or refuses them, they may still be pending.
+// unavailable, or refuses them, they may still be pending. What is written once they were sent changes something else, and a busy node
+// always has that.
 func (w withdrawal) late(o *Observed) time.Time {
 	from := w.Planned
-	if o.Writing {
+	if o.Writing && w.Handed.IsZero() {
 		from = o.Now
 	}
-	for _, at := range []time.Time{o.ListFailed, o.Written} {
+	for _, at := range []time.Time{o.ListFailed, w.Handed} {
 		if at.After(from) {
 			from = at
 		}
@@ -73,6 +75,12 @@ func (w withdrawal) published(o *Observed, arrived func(before bool) bool) withd
 	before := !w.Planned.IsZero()
 	if !before {
 		w.Planned = o.Now
+	}
+	if o.WriteFailed.After(w.Handed) {
+		w.Handed = time.Time{} // slices are written again
+	}
+	if before && !o.Writing && w.Handed.IsZero() {
+		w.Handed = o.Written
 	}
 	if w.refused(o) {
 		w.Since = time.Time{}

@@ -112,11 +112,13 @@ func TestDesired_WithdrawalNotSeenToArrive(t *testing.T) {
 	}
 }
 
-// Slices are written one after another, each slowly: as long as one is to come, nobody has seen its taint.
+// Slices are written one after another, each slowly: as long as one is to come, nobody has seen its taint. What is written later changes
+// something else.
 func TestDesired_WithdrawalWrittenSlowly(t *testing.T) {
 	b := newBed(t, "a30")
 	b.step(Inventory | Policies)
 	b.rules("{tiers: [timeSlice]}")
+	b.WriteFailed = b.Now.Add(-time.Hour) // a success without loss of fields is not noted
 	for _, pause := range []time.Duration{arriveAtMost, arriveAtMost, arriveAtMost - 1} {
 		b.Writing, b.Written = pause == arriveAtMost, b.Now
 		b.after(pause)
@@ -124,6 +126,7 @@ func TestDesired_WithdrawalWrittenSlowly(t *testing.T) {
 			t.Errorf("since %s, look again after %s; want the slices waited for", b.Memory.Withdrawal.Since, got)
 		}
 	}
+	b.Writing, b.Written = true, b.Now
 	b.after(1)
 	if !b.Memory.Withdrawal.Since.Equal(b.Now) {
 		t.Errorf("since %s, want %s", b.Memory.Withdrawal.Since, b.Now)
