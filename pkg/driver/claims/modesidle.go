@@ -23,7 +23,8 @@ import (
 var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
 
 const (
-	// listTimeout bounds listing the claims of all namespaces, page by page. Nobody waits for a GPU whose devices are withdrawn.
+	// listTimeout bounds listing the claims of all namespaces, page by page. Nobody waits for a GPU whose devices are withdrawn,
+	// but for a plugin that ends, which aborts it.
 	listTimeout = 2 * time.Minute
 	// mostOvertaken bounds the number of overtaken claims to report, which is the maximum number of shares of a GPU.
 	mostOvertaken = 100
