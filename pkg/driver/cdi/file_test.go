@@ -33,11 +33,11 @@ func TestSpecDir_Link(t *testing.T) {
 // Each write that fails would take space that nobody gets back, of a file system that containerd and others need as well.
 func TestSpecDir_FullDisk(t *testing.T) {
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Skipf("no tmpfs can be mounted: %v", err)
 	}
 	defer func() { must(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }()
-	spec := specOf("A=" + strings.Repeat("b", 20<<10))
+	spec := specOf("A=" + strings.Repeat("b", 1<<20)) // more than one page, of any size, has room for
 	for range 3 {
 		if err := openSpecDir(dir, testDriver).write(spec, "spec.json"); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("got %v, want %v", err, syscall.ENOSPC)

@@ -160,8 +160,8 @@ func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records
 	return m.done(g.PCI.DeviceName())
 }
 
-// perform records a change of an idle GPU, closes it and calls a function that changes it; from the record on only a kill interrupts
-// it. If it fails, the mode is unchanged. left is the record of an interrupted change, if any, with the persistence mode to be restored.
+// perform records a change of an idle GPU, closes it and calls a function that changes it, which only a kill interrupts. If it fails, the
+// mode is unchanged. left is the record of an interrupted change, if any, with the persistence mode to be restored.
 func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, enable bool, left records.ModeChange,
 	do func(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error) error {
 	change := &records.ModeChange{
@@ -171,6 +171,7 @@ func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, enable bool
 	if err := m.write(change); err != nil {
 		return err
 	}
+	listing := ctx // is aborted if the plugin ends: it would be killed meanwhile
 	ctx = context.WithoutCancel(ctx)
 	if err := b.hardware.Release(ctx, g.PCI); err != nil {
 		if left.GPU != "" {
@@ -179,7 +180,7 @@ func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, enable bool
 		return errors.Join(err, m.done(change.GPU))
 	}
 	// Check again, as late as possible: the scheduler may have decided before it saw that the devices are withdrawn.
-	failed := m.checkUnprepared(ctx, change.GPU, enable == g.MIG.Enabled)
+	failed := m.checkUnprepared(listing, change.GPU, enable == g.MIG.Enabled)
 	if failed == nil {
 		failed = do(ctx, g, change)
 	}

@@ -29,21 +29,38 @@ type plannedHardware struct {
 
 func (p plannedHardware) Node() *policy.Node { return p.node }
 
-// A large cluster, or a slow API server, only delays a change.
+// A large cluster, or a slow API server, only delays a change. A plugin that ends, whichever listing it waits for, leaves the GPU as it was.
 func TestModes_ListedSlowly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newModeBed(t)
-		b.Modes.Claims = func(ctx context.Context, _ func(*resourceapi.ResourceClaim) bool) error {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(time.Minute):
-				return nil
+	for ends := range 3 { // at which listing; 0 for none
+		synctest.Test(t, func(t *testing.T) {
+			b := newModeBed(t)
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			lists := 0
+			b.Modes.Claims = func(ctx context.Context, _ func(*resourceapi.ResourceClaim) bool) error {
+				if lists++; lists == ends {
+					time.AfterFunc(time.Second, end)
+				}
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(time.Minute):
+					return nil
+				}
 			}
-		}
-		b.wants[0] = true
-		must(t, b.change(0))
-	})
+			before := time.Now()
+			err := b.Modes.Begin(b.name(0), true)(ctx)
+			if ends == 0 {
+				must(t, err)
+				return
+			}
+			if took := time.Since(before); !errors.Is(err, context.Canceled) || took > time.Duration(ends)*time.Minute-58*time.Second {
+				t.Errorf("listing %d: got %v after %s, want %v at once", ends, err, took, context.Canceled)
+			}
+			b.wantMode(0, outOfMIG)
+			must(t, b.session.Usable(&b.session.Node().GPUs[0]))
+		})
+	}
 }
 
 // A claim that is allocated while the GPU is being closed is seen before the reset; one that comes later is named.

@@ -23,7 +23,8 @@ import (
 var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
 
 const (
-	// listTimeout bounds listing the claims of all namespaces, page by page. Nobody waits for a GPU whose devices are withdrawn.
+	// listTimeout bounds listing the claims of all namespaces, page by page. Nobody waits for a GPU whose devices are withdrawn,
+	// but for a plugin that ends, which aborts it.
 	listTimeout = 2 * time.Minute
 	// mostOvertaken bounds the number of overtaken claims to report, which is the maximum number of shares of a GPU.
 	mostOvertaken = 100
@@ -115,17 +116,21 @@ func (o *ModeOptions) inPods(ctx context.Context, holders []Holder) bool {
 	return o.InPods != nil && o.InPods(ctx, pids)
 }
 
-// checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet: only the API server knows of it. reset is set for a
-// reset on request.
+// checkUnprepared fails if a claim is allocated a device of a GPU but not prepared yet, as only the API server knows, or in vain, see
+// unprepared. reset is set for a reset on request.
 func (m *Modes) checkUnprepared(ctx context.Context, device string, reset bool) error {
 	found, err := m.unprepared(ctx, device, 1, reset)
 	if err != nil {
 		return fmt.Errorf("list the claims that may be allocated it: %w", err)
 	}
-	if len(found) > 0 {
-		return fmt.Errorf("it is allocated to claim %s, which is not prepared yet: %w", found[0], gpu.ErrInUse)
+	if len(found) == 0 {
+		return nil
 	}
-	return nil
+	state := "is not prepared yet"
+	if m.ledger.index.get(found[0].UID) != nil {
+		state = "has ended and is not deallocated yet"
+	}
+	return fmt.Errorf("it is allocated to claim %s, which %s: %w", found[0], state, gpu.ErrInUse)
 }
 
 // unprepared lists claims of the API server, at most a given number, that are allocated a device of a GPU and have no record. One that has

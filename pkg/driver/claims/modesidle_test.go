@@ -178,7 +178,7 @@ func TestModes_PartitionsHeldByPods(t *testing.T) {
 			b.gate.holders = noHolders
 			if tt.of != "" { // its device would be gone
 				b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0, 5, 0))}
-				wantError(t, b.change(0), "which is not prepared yet")
+				wantError(t, b.change(0), "which has ended and is not deallocated yet")
 				b.api = nil
 			}
 			must(t, b.change(0))

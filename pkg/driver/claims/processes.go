@@ -117,14 +117,18 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 	if b.hardware == nil {
 		return fmt.Errorf("cannot find out whether they are in use: %w", b.reason)
 	}
-	seen := false
+	seen, passedOn := false, []*records.Device(nil)
 	if ends && u.processes != nil {
 		if err := u.checkEnded(ctx, r); err != nil {
 			return err
 		}
 		seen = len(r.Pods) > 0 || r.OtherConsumers
+		passedOn, _ = u.passedOn(ctx, r) // release keeps these alone
 	}
 	for i := range r.Devices {
+		if slices.Contains(passedOn, &r.Devices[i]) {
+			continue
+		}
 		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
 			return err
 		}
@@ -134,7 +138,7 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 
 // checkEnded fails unless all processes of a claim's pods have certainly ended. If some pods may be unknown, no container with a
 // process may have been given the claim. That requires inspecting all containers; most claims, generated for one pod, do not need it.
-// If some pods are certainly unknown, the driver must list no process on the claim's GPUs either, otherwise none of a pod.
+// If some pods are certainly unknown, the driver must list no process on the claim's GPUs either.
 func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	if u.processes == nil {
 		return nil
@@ -154,17 +158,31 @@ func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	if r.OtherConsumers {
 		return u.checkUnused(ctx, r)
 	}
-	return u.checkPassedOn(ctx, r)
+	return nil
 }
 
-// checkPassedOn fails if the driver lists a process of a pod on a whole GPU that nobody shares with the claim, although the claim's own
-// have ended: a pod can pass its open device files on to another, by a Unix socket, and the device cgroup is asked at open only.
-// Processes of the host, such as an X server, and of pods with admin access do not count. A GPU that is out of reach keeps no pod.
-func (u users) checkPassedOn(ctx context.Context, r *records.Record) error {
+// checkFree is checkEnded, and fails as well if a process of another pod keeps one of the claim's GPUs, see passedOn.
+func (u users) checkFree(ctx context.Context, r *records.Record) error {
+	if err := u.checkEnded(ctx, r); err != nil {
+		return err
+	}
+	_, err := u.passedOn(ctx, r)
+	return err
+}
+
+// passedOn returns those whole GPUs, which nobody shares with the claim, on which the driver lists a process of a pod although the claim's
+// own have ended, and an error that names the processes: a pod can pass its open device files on to another, by a Unix socket, and the
+// device cgroup is asked at open only. Processes of the host, such as an X server, and of pods with admin access do not count. A GPU that is
+// out of reach keeps no pod.
+func (u users) passedOn(ctx context.Context, r *records.Record) (found []*records.Device, used error) {
 	b := u.gate.backend.Load()
+	if u.processes == nil || b.hardware == nil {
+		return nil, nil
+	}
+	var errs []error
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if b.hardware == nil || d.AdminAccess || d.Partition != nil || d.Share != nil || d.Released {
+		if d.AdminAccess || d.Partition != nil || d.Share != nil || d.Released {
 			continue
 		}
 		g, err := locate(b, d)
@@ -182,10 +200,11 @@ func (u users) checkPassedOn(ctx context.Context, r *records.Record) error {
 			}
 		}
 		if len(holders) > 0 {
-			return fmt.Errorf("GPU %s is used by %s: %w", d.GPU, listHolders(holders), gpu.ErrInUse)
+			found = append(found, d)
+			errs = append(errs, fmt.Errorf("GPU %s is used by %s: %w", d.GPU, listHolders(holders), gpu.ErrInUse))
 		}
 	}
-	return nil
+	return found, errors.Join(errs...)
 }
 
 // ofClaim lists processes of containers that were given a claim. They are found by its name, which a later claim may have by now:
@@ -308,7 +327,7 @@ func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error
 	if have.State != records.Releasing && sameAllocation(allocationOf(have), allocationOf(a.toRecord())) {
 		return nil
 	}
-	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {
+	if err := a.users().checkFree(ctx, have); err != nil && !isUnseen(err) {
 		return fmt.Errorf("the claim was released from GPUs %v but cannot be prepared again yet: %w", have.GPUs(), err)
 	}
 	return nil

@@ -139,3 +139,44 @@ func (p *endingProcesses) OfPods(context.Context, []types.UID) ([]int, error) {
 	}
 	return []int{7}, nil
 }
+
+// A pod without a claim computes on one of the GPUs of a claim that has ended: it keeps that GPU, and nothing else of the claim.
+func TestUnprepare_PassedOnGPUAlone(t *testing.T) {
+	for name, end := range map[string]func(b *simBed, seen *podProcesses){
+		"unprepared": func(b *simBed, _ *podProcesses) { b.unprepare("a") },
+		"unprepared while its pod runs": func(b *simBed, seen *podProcesses) {
+			seen.pids["pod-uid"] = []int{4711}
+			b.unprepare("a")
+			delete(seen.pids, "pod-uid")
+			b.Recover(b.t.Context())
+		},
+		"gone":                        func(b *simBed, _ *podProcesses) { b.Reconcile(b.t.Context(), &fakeAPI{}) },
+		"unprepared, another is lost": func(b *simBed, _ *podProcesses) { b.lose(3); b.unprepare("a") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, seen := newSimBed(t, "hgx-h100"), &podProcesses{pids: map[types.UID][]int{"another": {7}}}
+				b.processes, b.edits = seen, []func(*Options){func(o *Options) { o.Processes = seen }}
+				b.prepare("a", b.name(0), b.name(1, 14, 4), b.name(2), b.name(3, 14, 4))
+				b.run(0, 7, nil)
+				end(b, seen)
+				for range 2 {
+					b.wantTaken("the GPU in use")
+					b.unprepare("a")
+					b.Recover(t.Context())
+					r := b.Ledger.Record("a")
+					equal(t, "GPUs that nothing but a reset of them ends", []bool{false, true, true, true},
+						[]bool{r.EndsWithReset(b.name(0)), r.EndsWithReset(b.name(1)), r.EndsWithReset(b.name(2)), r.EndsWithReset(b.name(3))})
+					b = b.restart()
+				}
+				b.prepare("b", b.name(1, 14, 4))
+				b.prepare("c", b.name(2))
+				must(t, b.node.Faults().Clear(-1))
+				must(t, b.node.Clients().Remove(0, 7))
+				b.Recover(t.Context())
+				b.want(list("1 14@4"), list("b", "c"), list("b"))
+				b.prepare("d", b.name(0))
+			})
+		})
+	}
+}

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -119,9 +120,10 @@ func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record
 		return err
 	}
 	gone, settled, err := p.undo(ctx, b, r)
-	if err != nil && r.Unprepared { // otherwise the claim's pods may not have ended for good
+	settled, used := p.withoutPassedOn(ctx, r, gone, settled)
+	if err = cmp.Or(err, used); err != nil && r.Unprepared { // otherwise the claim's pods may not have ended for good
 		settled = p.releasable(ctx, b, r, settled, pods, err)
-		err = errors.Join(err, noteReleased(p.Ledger, p.Ledger.index.get(r.Claim.UID), settled))
+		err = errors.Join(err, p.markReleasing(p.Ledger.index.get(r.Claim.UID), pods, true, settled))
 	}
 	if err != nil {
 		return err

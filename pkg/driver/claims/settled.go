@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"reflect"
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/domain/records"
@@ -62,15 +61,13 @@ func withReleased(r *records.Record, settled []*records.Device) *records.Record 
 	return noted
 }
 
-// noteReleased notes on the record of a claim which of its devices are Released; the caller holds the locks of its GPUs.
-func noteReleased(l *Ledger, r *records.Record, settled []*records.Device) error {
-	noted := withReleased(r, settled)
-	if reflect.DeepEqual(noted, r) {
-		return nil
+// withoutPassedOn returns those of the settled devices of a claim that no other pod uses, see users.passedOn, and an error if there are
+// others. The claim's record remains for these alone; it says which partitions are gone.
+func (p *Preparer) withoutPassedOn(ctx context.Context, r *records.Record, gone, settled []*records.Device) ([]*records.Device, error) {
+	kept, used := p.users().passedOn(ctx, r)
+	if used == nil {
+		return settled, nil
 	}
-	if err := l.write(noted); err != nil {
-		return err
-	}
-	l.changed()
-	return nil
+	settled = slices.DeleteFunc(settled, func(d *records.Device) bool { return slices.Contains(kept, d) })
+	return settled, errors.Join(used, writeGone(p.Ledger, r, gone))
 }

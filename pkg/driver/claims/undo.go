@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 		return errors.Join(cause, err)
 	}
 	if have := a.view.have; have != nil {
-		if left := a.users().checkEnded(ctx, have); left != nil && !isUnseen(left) {
+		if left := a.users().checkFree(ctx, have); left != nil && !isUnseen(left) {
 			r.State = records.Preparing // its pods run on what else it has, such as whole GPUs
 			return errors.Join(cause, left, a.Ledger.write(withoutGone(r, gone)))
 		}
@@ -149,9 +150,6 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState, a
 		}
 		return p.markReleasing(have, pods, answers, nil)
 	}
-	if len(have.InSpec()) == 0 {
-		return p.forget(have)
-	}
 	if b.hardware == nil && len(have.Partitions()) > 0 {
 		return p.markReleasing(have, pods, answers, p.releasable(ctx, b, have, settledOf(have, nil, have.InSpec()), pods, nil))
 	}
@@ -160,22 +158,23 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState, a
 		return err
 	}
 	gone, settled, err := p.undo(ctx, b, have)
-	if err != nil {
-		settled = p.releasable(ctx, b, have, settled, pods, err)
-		have = p.Ledger.index.get(uid)                                  // which says what is gone
-		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
-		if !have.Unprepared && !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
-			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
-			return errors.Join(err, p.markReleasing(have, pods, false, nil))
-		}
-		// On a GPU that is out of reach, or in a partition that others use, the pod has no process left to wait for; its partitions
-		// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
-		// and until then only shares of the same kind can be allocated on the device.
-		klog.FromContext(ctx).Error(err, "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
-		return p.markReleasing(have, pods, answers, settled)
+	settled, used := p.withoutPassedOn(ctx, have, gone, settled)
+	if err == nil && used == nil {
+		p.Ledger.index.undone(have, gone)
+		return p.forget(have)
 	}
-	p.Ledger.index.undone(have, gone)
-	return p.forget(have)
+	settled = p.releasable(ctx, b, have, settled, pods, err)
+	have = p.Ledger.index.get(uid)                                  // which says what is gone
+	others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes of others, not the pod's
+	if err != nil && !have.Unprepared && !others && len(have.Partitions()) > 0 && !isOutOfReach(err) &&
+		!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
+		return errors.Join(err, p.markReleasing(have, pods, false, nil))
+	}
+	// On a GPU that is out of reach, or that others use, itself or a partition, the pod has no process left to wait for; its partitions
+	// are destroyed once that is possible. The pod need not wait for its shares either: they are released once the sharing backend answers,
+	// and until then only shares of the same kind can be allocated on the device.
+	klog.FromContext(ctx).Error(cmp.Or(err, used), "Could not release a claim completely yet; retrying soon", "claim", have.Claim)
+	return p.markReleasing(have, pods, answers, settled)
 }
 
 // isOutOfReach reports whether an error says that nothing can be done to a GPU before it is back, for which the node may first have to
