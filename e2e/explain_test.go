@@ -46,7 +46,7 @@ func (s *space) other(ctx context.Context, spec resourceapi.ResourceClaimSpec) {
 
 // replacePending has the pending pod ask for something else: from another template, as the controller that creates claims may still see the
 // former one under its name.
-func (s *space) replacePending(ctx context.Context, spec resourceapi.ResourceClaimSpec) {
+func replacePending(ctx context.Context, s *space, spec resourceapi.ResourceClaimSpec) {
 	s.Helper()
 	s.pods.delete(ctx, "pending")
 	s.create(ctx, workload.Template("fitting", spec), workload.Pod("pending", "fitting"))
@@ -128,7 +128,7 @@ var causes = map[string]pending{
 	"selector": {withPod(claimOf(1, `device.attributes["gpu.cleave.dev"].productName.contains("H200")`)),
 		[]string{`8 devices do not match`, `productName is "NVIDIA H100 80GB HBM3"`, "1 of class gpu.cleave.dev without the selectors on"},
 		func(ctx context.Context, s *space) {
-			s.replacePending(ctx, claimOf(1))
+			replacePending(ctx, s, claimOf(1))
 		}},
 	"all-allocated": {
 		func(ctx context.Context, s *space) { s.other(ctx, claimOf(8)); s.create(ctx, gpuPod("pending", 1)...) },
@@ -176,7 +176,7 @@ var causes = map[string]pending{
 		},
 		[]string{"no combination satisfies matchAttribute gpu.cleave.dev/parentUUID"},
 		func(ctx context.Context, s *space) {
-			s.replacePending(ctx, workload.ClaimSpec("mig-4g.40gb.cleave.dev", 2))
+			replacePending(ctx, s, workload.ClaimSpec("mig-4g.40gb.cleave.dev", 2))
 		}},
 	"cordoned": {
 		func(ctx context.Context, s *space) {
