@@ -172,8 +172,8 @@ func (u users) checkFree(ctx context.Context, r *records.Record) error {
 
 // passedOn returns those whole GPUs, which nobody shares with the claim, on which the driver lists a process of a pod although the claim's
 // own have ended, and an error that names the processes: a pod can pass its open device files on to another, by a Unix socket, and the
-// device cgroup is asked at open only. Processes of the host, such as an X server, and of pods with admin access do not count. A GPU that is
-// out of reach keeps no pod.
+// device cgroup is asked at open only. Processes of the host, such as an X server, and of pods with admin access do not count. A GPU that
+// is out of reach keeps no pod.
 func (u users) passedOn(ctx context.Context, r *records.Record) (found []*records.Device, used error) {
 	b := u.gate.backend.Load()
 	if u.processes == nil || b.hardware == nil {

@@ -25,7 +25,8 @@ type nodes map[gpu.PCIAddress]*os.File
 // closed, and the next open waits for its initialisation (open-gpu-kernel-modules 595.45.04, kernel-open/nvidia/nv.c, nv_close_device).
 // Partitions are restored automatically (the same release, kernel_mig_manager.c:2680-2830).
 //
-// A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs: that of such a GPU is among kept, and is let go once the call has returned.
+// A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs: that
+// of such a GPU is among kept, and is let go once the call has returned.
 func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept []*watchdog, err error) {
 	if root == "" {
 		return nil, nil, nil // a library without a driver root has no device nodes
@@ -41,7 +42,7 @@ func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept 
 		}
 	}
 	for _, o := range all {
-		a, answered := o.wait(over)
+		a, answered := o.wait(over.Done())
 		switch {
 		case !answered:
 			err = errors.Join(err, fmt.Errorf("keep the GPU at %s open: %w", o.pci, gpu.ErrHangs))
@@ -83,11 +84,11 @@ func (c *calls) beginOpen(root string, g *gpu.GPU) opening {
 }
 
 // wait returns the answer, also one that came just before the time was over.
-func (o opening) wait(over context.Context) (openAnswer, bool) {
+func (o opening) wait(over <-chan struct{}) (openAnswer, bool) {
 	select {
 	case a := <-o.answer:
 		return a, true
-	case <-over.Done():
+	case <-over:
 	}
 	select {
 	case a := <-o.answer:
