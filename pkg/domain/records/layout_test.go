@@ -54,6 +54,7 @@ func TestLayoutStoreRead_Corrupt(t *testing.T) {
 func FuzzDecodeLayout(f *testing.F) {
 	f.Add([]byte(`{"format":1,"bootID":"b","gpu":"gpu-0000-1b-00-0","uuid":"u","places":[{"profileID":19,"placement":{"start":6,"size":1}}]}`))
 	f.Add([]byte(`{"format":1,"gpu":"gpu-0000-1b-00-0","uuid":"u","places":null,"witnesses":[{"place":{"profileID":19},"witness":"w"}]}`))
+	f.Add([]byte(`{"format":1,"gpu":"gpu-0","uuid":"0","witnesses":[]}`))
 	f.Add([]byte(`{"format":2,"readableFrom":1,"gpu":"gpu-0000-1b-00-0","uuid":"u","places":null,"x":{"y":[1,{}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if _, err := DecodeLayout(data); err == nil {
