@@ -126,11 +126,11 @@ func (m *Modes) checkUnprepared(ctx context.Context, device string, reset bool) 
 	if len(found) == 0 {
 		return nil
 	}
-	state := "is not prepared yet"
+	state := "which is not prepared yet"
 	if m.ledger.index.get(found[0].UID) != nil {
-		state = "has ended and is not deallocated yet"
+		state = "which has ended and is not deallocated yet"
 	}
-	return fmt.Errorf("it is allocated to claim %s, which %s: %w", found[0], state, gpu.ErrInUse)
+	return fmt.Errorf("it is allocated to claim %s, %s: %w", found[0], state, gpu.ErrInUse)
 }
 
 // unprepared lists claims of the API server, at most a given number, that are allocated a device of a GPU and have no record. One that has
