@@ -25,8 +25,8 @@ type nodes map[gpu.PCIAddress]*os.File
 // closed, and the next open waits for its initialisation (open-gpu-kernel-modules 595.45.04, kernel-open/nvidia/nv.c, nv_close_device).
 // Partitions are restored automatically (the same release, kernel_mig_manager.c:2680-2830).
 //
-// A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs: that
-// of such a GPU is among kept, and is let go once the call has returned.
+// A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs:
+// that of such a GPU is among kept, and is let go once the call has returned.
 func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept []*watchdog, err error) {
 	if root == "" {
 		return nil, nil, nil // a library without a driver root has no device nodes

@@ -18,8 +18,8 @@ import (
 )
 
 // maxMounts bounds what is read of a process's mounts in bytes, as a process in a user namespace can add 100,000 (fs.mount-max) of any
-// length. Those that its container was started with come first, unless it copied its mount namespace (unshare(2)), and have less: the pod is
-// an object of 1.5 MiB at most (etcd, --max-request-bytes), in which a mount takes a tenth of its line here, or more.
+// length. Those that its container was started with come first, unless it copied its mount namespace (unshare(2)), and have less: the pod
+// is an object of 1.5 MiB at most (etcd, --max-request-bytes), in which a mount takes a tenth of its line here, or more.
 const maxMounts = 16 << 20
 
 // mount is a line of /proc/PID/mountinfo (proc(5)): the device of a file system, the path in it that is mounted, and where. Both paths
