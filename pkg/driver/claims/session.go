@@ -90,7 +90,7 @@ func (s sessions) there(ctx context.Context, b *backend, r *records.Record) (boo
 }
 
 // check fails if there is a partition where a claim had one in an earlier driver session: it may be the claim's or someone else's. If there
-// is none, the claim can have a new one, and a share of one that was created for another claim in this session. others are by GPU.
+// is none, the claim can have a new one, and a share of one that was created for another claim since. others are by GPU.
 func (s sessions) check(ctx context.Context, b *backend, r *records.Record, others map[string]gpuRecords) error {
 	for _, d := range s.outlived(r) {
 		g, err := locate(b, d)

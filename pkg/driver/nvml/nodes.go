@@ -26,7 +26,7 @@ type nodes map[gpu.PCIAddress]*os.File
 // Partitions are restored automatically (the same release, kernel_mig_manager.c:2680-2830).
 //
 // A GPU without a handle has no state to keep, and an open would initialise it. It fails if a GPU hangs. The caller holds all watchdogs:
-// that of such a GPU is among kept, and is let go once the call has returned.
+// that of such a GPU is among kept, and is released once the call has returned.
 func (c *calls) openNodes(ctx context.Context, root string) (opened nodes, kept []*watchdog, err error) {
 	if root == "" {
 		return nil, nil, nil // a library without a driver root has no device nodes
@@ -99,11 +99,11 @@ func (o opening) wait(over <-chan struct{}) (openAnswer, bool) {
 }
 
 // await closes the node of a GPU that hung, and lets its calls go on.
-func (o opening) await(ctx context.Context, letGo bool) {
+func (o opening) await(ctx context.Context, release bool) {
 	if a := <-o.answer; a.err == nil {
 		_ = a.file.Close()
 	}
-	if letGo {
+	if release {
 		o.dog.endAll(ctx)
 	}
 }

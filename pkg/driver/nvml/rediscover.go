@@ -189,7 +189,7 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 }
 
 // restart shuts NVML down, initialises it again, and calls begun, unless that is nil, before any other call. Queued calls fail with
-// errRestarted, or continue with the handles that begun takes: calls about a GPU whose watchdog it keeps wait until it lets go of that. It
+// errRestarted, or continue with the handles that begun takes: calls about a GPU whose watchdog it keeps wait until it releases that. It
 // fails if a running call does not return within wait: nvmlShutdown would free memory in use. No call runs before the restart has
 // ended, even if the caller no longer waits for that.
 func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func(nodes) (kept []*watchdog)) (err error) {

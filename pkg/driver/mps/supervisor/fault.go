@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// faultPatience is for how long a server may stay in state FAULT. It is less than the interval of the questions, cleanUpEvery.
-	faultPatience = cleanUpEvery - 5*time.Second
+	// inFaultAtMost is for how long a server may stay in state FAULT. It is less than the interval of the questions, cleanUpEvery.
+	inFaultAtMost = cleanUpEvery - 5*time.Second
 	// faultTimeout bounds a question, during which the GPU is locked.
 	faultTimeout = 5 * time.Second
 	// faultRecheck is when a server is asked for that has logged nothing since the last question.
@@ -41,7 +41,7 @@ type server struct {
 // Start).
 func (s *Supervisor) replaceFaulty(g *gpuState) {
 	ctx := s.life
-	if !g.runs() || g.daemon.inFault(ctx) < faultPatience {
+	if !g.runs() || g.daemon.inFault(ctx) < inFaultAtMost {
 		return
 	}
 	g.noteLoss(ctx, fmt.Sprintf("it is ended, as its server %s stays in state FAULT: a fatal error has hit all clients, and some do not exit",

@@ -185,7 +185,7 @@ func TestCleanUp_ServerInFault(t *testing.T) {
 	if g.daemon.server.fault.IsZero() {
 		t.Error("the state of the server was not noticed")
 	}
-	g.daemon.server.fault = time.Now().Add(-faultPatience)
+	g.daemon.server.fault = time.Now().Add(-inFaultAtMost)
 	g.unlock()
 	s.cleanUp(g)
 	ensure(t, s, a) // waits for the restart
